@@ -138,6 +138,7 @@ class _Files:
             for batch in batches:
                 writer.write(batch)
             found = writer.prepare(self.batch_id)
+            writer.await_prepared(self.batch_id)
         except BaseException:
             writer.abort()
             raise

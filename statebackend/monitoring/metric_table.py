@@ -233,7 +233,8 @@ _CHECKPOINTS: Final = (
         "checkpoint_phase_duration_seconds",
         "operator phase",
         "the time of each subtask in "
-        "complete checkpoints. phase: start_delay, alignment, sync, async",
+        "complete checkpoints. phase: start_delay, alignment, sync, async (with the "
+        "wait for its sinks)",
     ),
     _counter("alignment_bytes_total", "operator", "what subtasks processed while they aligned"),
     _counter("inflight_bytes_total", "operator", "rows in flight that checkpoints hold"),

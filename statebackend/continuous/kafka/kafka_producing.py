@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ _CHUNK_ROWS: Final = 10_000
 _CHUNK_BYTES: Final = 8 << 20
 _WAIT_S: Final = 0.05
 _LOOK_S: Final = 0.01  # between two looks whether records are delivered
-_PURGED: Final = ("_PURGE_QUEUE", "_PURGE_INFLIGHT")  # thrown away with an aborted transaction
+_PURGED: Final = ("_PURGE_QUEUE", "_PURGE_INFLIGHT")
 
 
 class _Unreported:
@@ -68,6 +69,8 @@ class RecordProducer:
     def __init__(
         self, connection: KafkaConnection, what: str, system: System = SYSTEM, **own: Any
     ) -> None:
+        # With its transaction; librdkafka also throws records away after a fatal error.
+        self._purged_with = () if "transactional_id" not in own else _PURGED
         self._kafka = kafka_module()
         self._connection, self._what, self._system = connection, what, system
         self._watcher = connection.watcher()
@@ -106,23 +109,37 @@ class RecordProducer:
             ]
             self._make_room(min(QUEUED_ROWS, QUEUED_BYTES // row_bytes))
             self._sent += len(messages)
-            queued = self.client.produce_batch(
-                topic, messages, partition, on_delivery=self._unreported
-            )
+            with self._noted():
+                queued = self.client.produce_batch(
+                    topic, messages, partition, on_delivery=self._unreported
+                )
             if queued != len(messages):  # such as a record that is too large
                 errors = (one["_error"] for one in messages if "_error" in one)
                 self._failed = self._failed or next(errors, None)
             self.check()
 
     def _make_room(self, queued_rows: int) -> None:
-        self.client.poll(0)
+        self._poll(self.client)
         self._polls += 1
         while len(self.client) > queued_rows:
             self.check()
-            self.client.poll(_WAIT_S)
+            self._poll(self.client, _WAIT_S)
+
+    def _poll(self, client: Any, timeout_s: float = 0.0) -> None:
+        with self._noted():
+            client.poll(timeout_s)
+
+    @contextlib.contextmanager
+    def _noted(self) -> Iterator[None]:
+        """The client raises a fatal error once, in the thread that calls it: all must know it."""
+        try:
+            yield
+        except self._kafka.KafkaException as error:
+            self._failed = self._failed or error.args[0]
+            self.check()
 
     def _undelivered(self, error: Any) -> None:
-        if error.name() not in _PURGED:
+        if error.name() not in self._purged_with:
             self._failed = self._failed or error
 
     def check(self) -> None:
@@ -140,8 +157,9 @@ class RecordProducer:
     def await_delivered(self, mark: Mark) -> None:
         """Wait until the cluster has all records from the mark before to this one.
 
-        librdkafka gives each up after some minutes. Reports are left to the sending thread while it
-        sends: each needs the interpreter's lock, and two threads would pass it on for every record.
+        librdkafka gives each up after ``message.timeout.ms``, some minutes by default. Reports are
+        left to the sending thread while it sends: each needs the interpreter's lock, and two
+        threads would pass it on for every record.
 
         Raises:
             ConnectorError: some could not be written, or the producer is closed.
@@ -161,7 +179,7 @@ class RecordProducer:
             polls = self._polls
             self._system.sleep_s(_LOOK_S)
             if self._polls == polls:
-                client.poll(0)
+                self._poll(client)
 
     def close(self) -> None:
         """Throw away what was not sent, and disconnect.

@@ -31,6 +31,7 @@ from snapshot.barriers.alignment_actions import (
 )
 from snapshot.barriers.barrier import Barrier, Cancel, EndOfInput, Event, Idle, Watermark
 from snapshot.barriers.channel_watermarks import END_MS, START_MS, Watermarks
+from snapshot.protocol.messages import AckRequest
 from statebackend.continuous.exchange.inbox import Inbox
 from statebackend.continuous.job.graph import Edge
 from statebackend.continuous.job.slot_messages import Aborted, Command, Completed, Trigger
@@ -48,7 +49,7 @@ from statebackend.continuous.worker.overtaken_rows import (
 )
 from statebackend.continuous.worker.subtask_base import NAP_S, Link, Subtask, stopped
 from statebackend.continuous.worker.subtask_output import Output
-from statebackend.errors import StateBackendError, StorageError
+from statebackend.errors import StorageError
 from statebackend.operators.streaming_operator import StreamOperator
 from statebackend.system import SYSTEM, System
 
@@ -378,18 +379,28 @@ class KeyedSubtask(Subtask):
         """In another thread."""
         attempt = part.frozen.attempt
         try:
-            ack = self._state.persist(self._with_flight(part))
-            if ack is None:
+            ack = self._made_durable(part)
+            waited_ms = None if ack is None else self._await_output(attempt)
+            if ack is None or waited_ms is None:
                 return
-            self.output.await_prepared(attempt)
-            part.acked["timings_ms"]["async"] = ack.timings_ms.get("async", 0.0)
+            part.acked["timings_ms"]["async"] = ack.timings_ms.get("async", 0.0) + waited_ms
             self._acked(attempt, ack=ack, **part.acked)
-        except StorageError as error:
-            if not self._stopping:
-                self._try_to_decline(attempt, str(error))
         except BaseException as error:
             if not self._stopping:
                 self._link.broken(self.vertex, self.index, error)
+
+    def _made_durable(self, part: _Part) -> AckRequest | None:
+        """None: the checkpoint was aborted, or cannot be taken.
+
+        The next checkpoint takes the state once more; so a store that failed is no reason to end
+        the run. A sink that failed is one: it may have let go of the rows.
+        """
+        try:
+            return self._state.persist(self._with_flight(part))
+        except StorageError as error:
+            if not self._stopping:
+                self._declined(part.frozen.attempt, str(error))
+            return None
 
     def _with_flight(self, part: _Part) -> KeyedFrozen:
         elements = part.flight.elements(self._place)
@@ -400,9 +411,3 @@ class KeyedSubtask(Subtask):
             return part.frozen
         stored = with_elements(part.frozen.operator_state, elements)
         return replace(part.frozen, operator_state=stored)
-
-    def _try_to_decline(self, checkpoint: int, why: str) -> None:
-        try:
-            self._declined(checkpoint, why)
-        except StateBackendError as error:
-            self._link.broken(self.vertex, self.index, error)

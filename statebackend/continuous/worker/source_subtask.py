@@ -51,6 +51,7 @@ __all__ = ["SourceSubtask", "SourceTimes"]
 
 _NAP_S: Final = 0.002  # between two looks at splits that have nothing now
 _ROOM_S: Final = 0.01  # between two looks at the mailbox while there is no room
+_GIVEN_UP: Final = 64  # so many are remembered; an ack of an older one is in vain, and harmless
 _ASK_AGAIN_S: Final = 0.1  # while it has no split, or is held back
 
 
@@ -144,7 +145,9 @@ class _Open:
         return self.assignment.split.id
 
     def position(self) -> Assignment:
-        return Assignment(split=self.assignment.split, position=self.reader.position)
+        """A copy: a reader may go on with the object that it gives, and this is sent later."""
+        position = msgspec.json.decode(msgspec.json.encode(self.reader.position))
+        return Assignment(split=self.assignment.split, position=position)
 
 
 class SourceSubtask(Subtask):
@@ -177,6 +180,7 @@ class SourceSubtask(Subtask):
         self._reporting, self._ask_again_s = reporting, max(_ASK_AGAIN_S, ask_again_s)
         self._unsaid: deque[Happened] = deque()
         self._failure: BaseException | None = None  # of what could not be said
+        self._aborted: tuple[int, ...] = ()  # the newest checkpoints that were given up
         self._together = reads_together(source)
         position = None
         if source.event_time is not None:
@@ -226,7 +230,12 @@ class SourceSubtask(Subtask):
             return
         try:
             if isinstance(event, Acked):
-                self.output.await_prepared(event.checkpoint)
+                waited_ms = None
+                if event.checkpoint not in self._aborted:
+                    waited_ms = self._await_output(event.checkpoint)
+                if waited_ms is None:
+                    return
+                event.timings_ms["async"] = waited_ms
             self._link.report(event)
         except BaseException as error:
             self._failure = error
@@ -309,6 +318,7 @@ class SourceSubtask(Subtask):
                 self._due.append((barrier, self._system.monotonic_s()))
                 self._snapshot_if_due()
             case Aborted(checkpoint=number):
+                self._aborted = (*self._aborted[-_GIVEN_UP:], number)
                 self._due = deque(one for one in self._due if one[0].checkpoint != number)
                 if self._halted == number:
                     self._halted = -1

@@ -82,7 +82,7 @@ class Subtask(ABC):
         self._connect, self._link = output, link
         self._output: Output | None = None
         self.mailbox: Queue[Command] = system.threads.queue()
-        self._stopping = self._job_ended = False
+        self._stopping = self._job_ended = self._failed = False
         self._stopped = system.threads.event()
         self._last: int | None = None  # the attempt that is the job's last
         self._at_end = False
@@ -99,7 +99,7 @@ class Subtask(ABC):
             while not self._stopping:
                 self._step()
         except BaseException as caught:
-            error = caught
+            error, self._failed = caught, True
             over = self._stopping or self._link.broken(self.vertex, self.index, caught)
             # What others' ends look like, and the driver's when its run is over.
             stopped = over and isinstance(caught, PeerLostError | StaleRequestError)
@@ -192,6 +192,19 @@ class Subtask(ABC):
     def _report(self, event: Happened) -> None:
         """Say what happened to the driver."""
         self._link.report(event)
+
+    def _await_output(self, checkpoint: int) -> float | None:
+        """Wait until the sinks' rows of a checkpoint are safe, in another thread than theirs.
+
+        Returns:
+            Milliseconds that it took; None: the subtask has failed, and acks nothing more. A sink
+            may have told the thread that writes that it lost rows, and tell nobody else.
+        """
+        started_s = self._system.monotonic_s()
+        self.output.await_prepared(checkpoint)
+        if self._failed:
+            return None
+        return round((self._system.monotonic_s() - started_s) * 1000, 3)
 
     def _acked(self, checkpoint: int, **parts: Any) -> None:
         ended = self._at_end and checkpoint == self._last

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -196,8 +197,12 @@ class Output:
             outbox.fail(error)
 
     def close(self) -> None:
-        """Let go of everything; what is not prepared is thrown away."""
-        for writer in self._writers.values():
-            writer.close()
-        for outbox in self._outboxes:
-            outbox.close()
+        """Let go of everything; what is not prepared is thrown away.
+
+        One that fails keeps no other from it: somebody may wait for what another's writer sends.
+        """
+        with contextlib.ExitStack() as all_of_it:
+            for outbox in self._outboxes:
+                all_of_it.callback(outbox.close)
+            for writer in self._writers.values():
+                all_of_it.callback(writer.close)

@@ -175,6 +175,34 @@ def test_records_are_counted_as_well() -> None:
             acked.result(30)
 
 
+@pytest.mark.parametrize("who", ["who sends", "who waits"])
+def test_after_a_fatal_error_nobody_confirms_what_was_thrown_away(who: str) -> None:
+    """The client says a fatal error once, to one thread, and throws all records away."""
+    old_broker = {  # one that knows no idempotent producer, in the client's own process
+        "test.mock.num.brokers": 1,
+        "api.version.request": False,
+        "broker.version.fallback": "0.9.0",
+    }
+    connection = KafkaConnection("127.0.0.1:1", old_broker)
+    producer = RecordProducer(connection, "Writing")
+    record = pa.RecordBatch.from_pydict({"key": [b"k"], "value": [b"v"]})
+    producer.send("t", record)
+    mark = producer.mark()
+
+    def send_on() -> None:
+        while True:
+            producer.send("t", record)
+            time.sleep(0.001)
+
+    if who == "who sends":
+        with pytest.raises(ConnectorError, match="Writing"):
+            send_on()
+    for _ in range(2):
+        with pytest.raises(ConnectorError, match="Writing"):
+            producer.await_delivered(mark)
+    producer.close()
+
+
 # --- by transactions -----------------------------------------------------------------------------
 
 

@@ -73,6 +73,27 @@ class Unprepared(CollectSink):
         return Failing()
 
 
+class Undelivered(CollectSink):
+    """Its rows are delivered behind the barrier, and some are lost there; it says so once."""
+
+    def open(self, context: SinkContext) -> SinkWriter:
+        class Failing(SinkWriter):
+            lost = 0
+
+            def write(self, batch: pa.RecordBatch) -> None:
+                return None
+
+            def prepare(self, checkpoint: int) -> list[bytes]:
+                return []
+
+            def await_prepared(self, checkpoint: int) -> None:
+                self.lost += 1
+                if self.lost == 1:
+                    raise ConnectorError("Rows were lost on their way.")
+
+        return Failing()
+
+
 def count(world: World, sink: CollectSink, **source: Any) -> CollectSink:
     rows, rows_per_s = source.pop("rows", 2000), source.pop("rows_per_s", 2000)
     processor = source.pop("processor", None) or Counting()
@@ -96,6 +117,20 @@ def test_a_sink_that_cannot_prepare_ends_the_job_with_its_own_error(world: World
     query = world.start(2, restart=NoRestart())
     with pytest.raises(ConnectorError, match="full"):
         query.await_termination(60.0)
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_rows_that_a_sink_loses_behind_the_barrier_end_the_run_and_no_checkpoint_goes_without_them(
+    world: World, *, keyed: bool
+) -> None:
+    if keyed:
+        count(world, Undelivered())
+    else:
+        world.source(Numbers(2000, rows_per_s=2000)).sink(Undelivered())
+    query = world.start(2, restart=NoRestart(), tolerable_failures=3)
+    with pytest.raises(ConnectorError, match="lost on their way"):
+        query.await_termination(60.0)
+    assert not [one for one in query.checkpoints() if one.epoch is not None]
 
 
 @pytest.mark.parametrize("tolerable", [0, 2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from statebackend.continuous.exchange.inbox import Inbox
 from statebackend.continuous.exchange.outbox import Outbox
 from statebackend.continuous.exchange.partitioner import forward
 from statebackend.continuous.job.slot_messages import Aborted, Acked, Grant, SplitAsked, Trigger
-from statebackend.continuous.sources.source import Split
+from statebackend.continuous.sources.source import Split, SplitReader
 from statebackend.continuous.sources.split_assignment import Assignment
 from statebackend.continuous.worker.overtaken_rows import (
     ChannelQueue,
@@ -35,6 +36,31 @@ from tests.continuous.runtime.jobs import FIRST_MS, Numbers
 PLACE = Place("source", 0, 2, {"source": "rows"})
 
 
+class OnePosition(Numbers):
+    """Its readers give one object, and go on with it."""
+
+    def open(self, split: Split, position: Any) -> SplitReader:
+        reader = super().open(split, position)
+
+        class Live(SplitReader):
+            def __init__(self) -> None:
+                self.at: dict[str, Any] = {}
+
+            def read(self, max_rows: int) -> pa.RecordBatch | None:
+                return reader.read(max_rows)
+
+            @property
+            def position(self) -> Any:
+                self.at["next"] = reader.position
+                return self.at
+
+            @property
+            def ended(self) -> bool:
+                return reader.ended
+
+        return Live()
+
+
 class World:
     """The subtask, and the channel of one receiver."""
 
@@ -45,11 +71,13 @@ class World:
         in_order: bool = False,
         rows: int = 10_000,
         splits: int = 3,
+        kind: type[Numbers] = Numbers,
     ) -> None:
         self.after = Inbox(1, capacity_bytes=8192)
         self.events: list[Any] = []
         self.in_order = in_order
-        source = Numbers(rows, splits=splits, event_time="at", watermark_delay="0 ms")
+        self.beside: deque[Callable[[], Any]] | None = None  # what waits for the other thread
+        source = kind(rows, splits=splits, event_time="at", watermark_delay="0 ms")
         self.splits = source.discover(None).splits
         self.task = SourceSubtask(
             PLACE,
@@ -70,7 +98,7 @@ class World:
         return Output([Route("next", 0, outbox, in_order=self.in_order)], {})
 
     def submit(self, fn: Callable[[], Any], /) -> Any:
-        fn()
+        fn() if self.beside is None else self.beside.append(fn)
 
     def report(self, *events: Any) -> None:
         self.events += events
@@ -374,3 +402,36 @@ def test_rows_are_read_between_checkpoints_that_follow_on_each_other() -> None:
         before += len(values(world.sent()))
     assert before > 300
     assert len(world.acked()) >= 10
+
+
+def test_an_ack_has_the_positions_of_its_barrier_though_rows_are_read_before_it_is_sent() -> None:
+    world = World(kind=OnePosition)
+    world.fill()
+    world.beside = deque()
+    world.trigger(None)
+    world.task._step()
+    for _ in range(5):
+        world.sent()
+        world.task._step()
+    world.trigger(None, checkpoint=2)
+    world.task._step()
+    for said in world.beside:
+        said()
+    first, second = (one.positions[0].position["next"]["rows"] for one in world.acked())  # type: ignore[index,call-overload]
+    assert first < second
+
+
+def test_a_checkpoint_that_was_given_up_is_neither_waited_for_nor_acked() -> None:
+    world = World()
+    world.fill()
+    waited: list[int] = []
+    world.task.output.await_prepared = waited.append  # type: ignore[method-assign]
+    world.beside = deque()
+    for number in (1, 2):
+        world.trigger(None, checkpoint=number)
+        world.task._step()
+    world.task.mailbox.put(Aborted(checkpoint=1))
+    world.task._step()
+    for said in world.beside:
+        said()
+    assert [one.checkpoint for one in world.acked()] == waited == [2]

@@ -169,6 +169,13 @@ BUGS: Final = by_name(
         ("output",),
     ),
     _bug(
+        "a sink that failed declines",
+        "a sink that lost rows behind the barrier costs its checkpoint, and the run goes on",
+        own.a_sink_that_failed_declines,
+        ("output",),
+        sink_fails=0.05,
+    ),
+    _bug(
         "positions stay behind",
         "a job that begins with a savepoint reads its sources from their start",
         own.positions_stay_behind,

@@ -265,6 +265,13 @@ class _Staged(msgspec.Struct, frozen=True):
     checkpoint: int
 
 
+def _may_fail(world: World) -> None:
+    """Raises `ConnectorError` now and then."""
+    if world.sched.chance(world.config.sink_fails):
+        world.sched.note(Fault.SINK_FAILED)
+        raise ConnectorError("The sink failed.")
+
+
 class LedgerSink(Sink):
     """Rows are staged at a barrier, and in the world's ledger once their checkpoint is complete.
 
@@ -303,7 +310,9 @@ class _Writer(SinkWriter):
     def await_prepared(self, checkpoint: int) -> None:
         current().sched.pause(_STAGE_S / 2)
         for staged in [one for one in self._begun if one.checkpoint <= checkpoint]:
-            self._world.staged[staged] = self._begun.pop(staged)
+            rows = self._begun.pop(staged)
+            _may_fail(self._world)  # these rows are gone, and it will not be said again
+            self._world.staged[staged] = rows
 
 
 class _Committer(Committer):
@@ -313,7 +322,7 @@ class _Committer(Committer):
     def commit(self, committables: Sequence[bytes]) -> None:
         world = self._world
         for committable in committables:
-            self._may_fail()
+            _may_fail(world)
             staged = msgspec.msgpack.decode(committable, type=_Staged)
             world.sched.pause(_STAGE_S)
             if staged in world.output.seen:
@@ -321,12 +330,7 @@ class _Committer(Committer):
             if staged not in world.staged:
                 raise OutputLostError(f"{staged} is gone.")
             world.output.committed(staged, world.staged.pop(staged))
-            self._may_fail()
-
-    def _may_fail(self) -> None:
-        if self._world.sched.chance(self._world.config.sink_fails):
-            self._world.sched.note(Fault.SINK_FAILED)
-            raise ConnectorError("The sink failed.")
+            _may_fail(world)
 
     def sweep(self, run: str) -> None:
         own = generation_of(run)

@@ -16,6 +16,7 @@ from statebackend.continuous.driver.savepoint_requests import SavepointRequests
 from statebackend.continuous.exchange.outbox import Outbox
 from statebackend.continuous.worker.keyed_subtask import KeyedSubtask
 from statebackend.continuous.worker.subtask_output import Output
+from statebackend.errors import StorageError
 from statebackend.runtime.worker.operator_state_io import OperatorStateIO
 from statebackend.state.streaming_timers import StreamingTimers
 from tests.planted.bug import Patches
@@ -23,6 +24,7 @@ from tests.sim.continuous import beside
 
 __all__ = [
     "a_savepoint_is_what_was_there",
+    "a_sink_that_failed_declines",
     "cleaning_goes_over_other_jobs",
     "lists_are_forgotten",
     "nothing_is_blocked_behind",
@@ -88,6 +90,20 @@ def timers_set_before_are_not_seen() -> Patches:
 def sinks_are_not_waited_for() -> Patches:
     """A checkpoint is acked when its output was begun."""
     yield Output, "await_prepared", lambda self, checkpoint: None
+
+
+def a_sink_that_failed_declines() -> Patches:
+    """A sink that lost rows on their way costs a checkpoint, and not the run."""
+    really = KeyedSubtask._await_output
+
+    def await_output(self: KeyedSubtask, checkpoint: int) -> float | None:
+        try:
+            return really(self, checkpoint)
+        except StorageError as error:
+            self._declined(checkpoint, str(error))
+            return None
+
+    yield KeyedSubtask, "_await_output", await_output
 
 
 # --- several operators in a row -------------------------------------------------------------------
