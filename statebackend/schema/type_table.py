@@ -84,9 +84,14 @@ class BoxedType:
     make: Convert
 
 
+_MAX_DIGITS: Final = 38  # of a decimal
+
+
 def simple_type(dtype: T.DataType) -> SimpleType | None:
     """The row of a type whose values have no parts; None for all other types."""
     if isinstance(dtype, T.DecimalType):
+        if not 1 <= dtype.precision <= _MAX_DIGITS:  # Spark's DDL takes decimal(0, 0)
+            return None
         return _decimal(dtype.precision, dtype.scale)
     if isinstance(dtype, T.TimeType):
         return _time(dtype.precision)

@@ -23,8 +23,8 @@ __all__ = [
 ]
 
 _TODO = (
-    "Use booleans, numbers, decimals, strings, binaries, dates, times, timestamps, day-time "
-    "intervals, variants, arrays, maps or structs."
+    "Use booleans, numbers, decimals of 1 to 38 digits, strings, binaries, dates, times, "
+    "timestamps, day-time intervals, variants, arrays, maps or structs."
 )
 _TODO_FOR: dict[type[T.DataType], str] = {
     T.CharType: "Declare it string: a char's padding would have to be guessed.",

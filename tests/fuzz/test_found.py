@@ -17,7 +17,12 @@ from snapshot.formats.file_index import FileEntry, FileIndex, decode_index, enco
 from snapshot.formats.record import parse_record
 from snapshot.formats.zstd_frame import pack
 from snapshot.protocol.lineage import resolve
-from statebackend.errors import CorruptionError, LocalCopyError, ProtocolError
+from statebackend.errors import (
+    CorruptionError,
+    LocalCopyError,
+    ProtocolError,
+    UnsupportedTypeError,
+)
 from statebackend.keygroups import KeyGroupRange
 from statebackend.operators.vector.column_entries import Entries
 from statebackend.operators.vector.column_states import ArrowListState, StateSite
@@ -189,3 +194,9 @@ def test_an_index_of_files_that_cannot_be_is_refused(names: list[str], size_byte
     files = [FileEntry(name=n, object="o", size_bytes=size_bytes, digest="0" * 64) for n in names]
     with pytest.raises(CorruptionError):
         decode_index(encode_index(FileIndex(incarnation="i", files=files)))
+
+
+@pytest.mark.parametrize("ddl", ["a decimal(0,0)", "a array<decimal(0,0)>"])
+def test_a_decimal_without_digits_is_refused_by_name(ddl: str) -> None:
+    with pytest.raises(UnsupportedTypeError, match=r"Field 'a.*1 to 38 digits"):
+        codec_for(parse_ddl(ddl))

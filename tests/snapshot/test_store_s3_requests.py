@@ -189,3 +189,22 @@ def test_each_try_after_the_first_is_counted_until_it_is_asked_for() -> None:
     retries = Retries(MagicMock(), uri="s3://b/j", deadline_s=60.0, sleep_s=lambda seconds: None)
     assert retries.call("read", "a", operation) == "there"
     assert (retries.take(), retries.take()) == (2, 0)
+
+
+def test_times_of_answers_are_read_as_botocore_reads_them() -> None:
+    from botocore.utils import parse_timestamp
+
+    from snapshot.storage.s3.s3_client import _timestamp
+
+    for said in (
+        "2026-11-28T06:37:34.000Z",
+        "2026-11-28T06:37:34Z",
+        "2026-11-28T06:37:34.123456789Z",  # some servers say more than Python's own parser takes
+        "2026-11-28T08:37:34+02:00",
+        "Sat, 28 Nov 2026 06:37:34 GMT",
+        "1795848000",
+        1795848000.5,
+    ):
+        assert _timestamp(said) == parse_timestamp(said)
+    with pytest.raises(ValueError, match="Invalid"):
+        _timestamp("noon, Z")

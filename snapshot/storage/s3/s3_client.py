@@ -7,18 +7,21 @@ an error. So nothing here outlives a fork: every process id has its own lock and
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import hashlib
 import os
 import threading
 import time
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 
 import botocore.credentials
 import botocore.handlers
 import botocore.session
+import botocore.utils
 from botocore.config import Config
 from botocore.exceptions import ClientError, IncompleteReadError
 
@@ -190,7 +193,18 @@ def _descriptions() -> Any:
 def _new_session() -> Any:
     session = botocore.session.Session()
     session.register_component("data_loader", _descriptions())
+    parsers = session.get_component("response_parser_factory")
+    parsers.set_parser_defaults(timestamp_parser=_timestamp)
     return session
+
+
+def _timestamp(value: Any) -> datetime:
+    """A time of an answer. botocore's own parser takes 60 us for each object of a listing."""
+    if isinstance(value, str) and value.endswith("Z"):
+        with contextlib.suppress(ValueError):
+            return datetime.fromisoformat(value)
+    found: datetime = botocore.utils.parse_timestamp(value)
+    return found
 
 
 # Answers that say something in a body, none of them in an empty one. Of objects' own bodies the
