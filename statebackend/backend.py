@@ -432,7 +432,7 @@ class StateBackend(FrameMaker, StartedQuery):
 
 
 def _check_classic(spark: Any) -> None:
-    if type(spark).__module__.startswith("pyspark.sql.connect"):
+    if any(one.__module__.startswith("pyspark.sql.connect") for one in type(spark).__mro__):
         raise SparkConnectError(
             "The session is a Spark Connect session; the backend needs the driver's JVM.",
             todo="Run the driver with a classic session: "
