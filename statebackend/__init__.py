@@ -6,9 +6,7 @@ when they are first used: importing this package starts nothing and opens nothin
 
 from __future__ import annotations
 
-import os
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -99,15 +97,14 @@ def _check_siblings() -> None:
     Raises:
         ImportError: naming it.
     """
-    above = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    for name in ("snapshot", "recovery"):
-        spec = find_spec(name)
-        found = (spec.origin or "") if spec else ""
-        if os.path.dirname(os.path.dirname(os.path.abspath(found))) != above:
-            raise ImportError(
-                f"statebackend needs its package {name!r}, and Python finds {found or 'nothing'} "
-                f"under that name. Rename that file or folder, or take it off sys.path."
-            )
+    from statebackend.environment import RENAME_IT, hidden_package
+
+    if hidden := hidden_package():
+        name, found = hidden
+        raise ImportError(
+            f"statebackend needs its package {name!r}, and Python finds {found} under that name. "
+            f"{RENAME_IT}"
+        )
 
 
 # public name -> the module it lives in

@@ -12,6 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from recovery.savepoints.savepoint import Savepoint
+from snapshot.storage.uris import job_folder
 from statebackend.environment import warn_of_other_python
 from statebackend.errors import (
     LocalDirError,
@@ -136,7 +137,7 @@ class StateBackend(FrameMaker, StartedQuery):
                 )
             self._job = self._open_job(self._uri, job)
         elif self._uri:
-            self._open_job(self._uri, "a")  # what is wrong with the uri is said here
+            self._check_uri()
         self._allow_dropped_state = allow_dropped_state
         if not self._settings.local_dir:
             warn_if_short_lived(spark)
@@ -147,6 +148,13 @@ class StateBackend(FrameMaker, StartedQuery):
         self.writer_calls: Final = WriterCalls(self._begin)
         self._flow: Flow | None = None
         register_when_read("statebackend", _register)
+
+    def _check_uri(self) -> None:
+        try:
+            self._open_job(self._uri, "a")
+        except (UsageError, StorageError) as error:
+            what = error.what.replace(job_folder(self._uri, "a"), self._uri)
+            raise type(error)(what, todo=error.todo) from None
 
     def _open_job(self, uri: str, name: str) -> Job:
         job = Job(
@@ -424,7 +432,7 @@ class StateBackend(FrameMaker, StartedQuery):
 
 
 def _check_classic(spark: Any) -> None:
-    if type(spark).__module__.startswith("pyspark.sql.connect"):
+    if any(one.__module__.startswith("pyspark.sql.connect") for one in type(spark).__mro__):
         raise SparkConnectError(
             "The session is a Spark Connect session; the backend needs the driver's JVM.",
             todo="Run the driver with a classic session: "

@@ -21,6 +21,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from recovery.savepoints.savepoint import Savepoint
 from statebackend.backend import StateBackend
+from statebackend.errors import SettingError
 from statebackend.settings import ENABLED
 from statebackend.spark.query_failures import told_shortly
 from statebackend.spark.start.stateful_writer import StatefulStreamWriter
@@ -107,10 +108,17 @@ def install(
         settings=settings,
     )
     with _lock:
-        if str(spark.conf.get(ENABLED, "true")).lower() not in ("false", "0"):
+        if _enabled(spark):
             _backends.append((spark, backend))
             _put_in_place()
     return Installed(backend)
+
+
+def _enabled(spark: SparkSession) -> bool:
+    given = str(spark.conf.get(ENABLED, "true"))
+    if given.lower() not in ("true", "1", "false", "0"):
+        raise SettingError(f"The setting {ENABLED} is {given!r}.", todo="Give true or false.")
+    return given.lower() in ("true", "1")
 
 
 def uninstall(spark: SparkSession) -> None:

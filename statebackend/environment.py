@@ -7,12 +7,20 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from typing import Final
 
 from statebackend.errors import EnvironmentMissingError
 from statebackend.system import warn
 
-__all__ = ["java_major_version", "require_java", "warn_of_other_python"]
+__all__ = [
+    "RENAME_IT",
+    "hidden_package",
+    "java_major_version",
+    "refuse_hidden_packages",
+    "require_java",
+    "warn_of_other_python",
+]
 
 OLDEST_JAVA: Final = 17
 _TODO: Final = (
@@ -22,6 +30,38 @@ _TODO: Final = (
 )
 _VERSION: Final = re.compile(r'version "(\d+)(?:\.(\d+))?')
 _TIMEOUT_S: Final = 60.0
+_SIBLINGS: Final = ("snapshot", "recovery")
+RENAME_IT: Final = "Rename that file or folder, or take it off sys.path."
+
+
+def hidden_package() -> tuple[str, str] | None:
+    """One of the packages that this one is made of, and the user's module that hides it, if any."""
+    above = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    for name in _SIBLINGS:
+        spec = find_spec(name)
+        found = (spec.origin or "") if spec else ""
+        if os.path.dirname(os.path.dirname(os.path.abspath(found))) != above:
+            return name, found or "nothing"
+    return None
+
+
+def refuse_hidden_packages() -> None:
+    """Refuse to work in a Python worker of Spark's where `hidden_package` finds one.
+
+    A worker has another ``sys.path`` than the driver: its working directory, and what came by
+    ``addPyFile``.
+
+    Raises:
+        EnvironmentMissingError: naming it.
+    """
+    if hidden := hidden_package():
+        name, found = hidden
+        raise EnvironmentMissingError(
+            f"statebackend needs its package {name!r}, and a Python worker of Spark's finds "
+            f"{found} under that name.",
+            todo=f"{RENAME_IT} Or, if it came by addPyFile() or --py-files, send it under "
+            "another name.",
+        )
 
 
 def require_java() -> None:

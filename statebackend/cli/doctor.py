@@ -159,7 +159,11 @@ def _workers_python() -> Check:
     name, command = "PYSPARK_PYTHON", os.environ.get("PYSPARK_PYTHON", "")
     todo = f"Set PYSPARK_PYTHON={sys.executable} (on every host, the same version everywhere)."
     if not command:
-        return Check(name, "warn", "not set: workers run the python3 that is first on PATH", todo)
+        first = shutil.which("python3")
+        detail = f"not set: workers run the python3 that is first on PATH ({first or 'none'})"
+        if first and os.path.dirname(first) == os.path.dirname(sys.executable):
+            return Check(name, "ok", detail)
+        return Check(name, "warn", detail, todo)
     try:
         said = _run([command, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"])
     except (OSError, subprocess.SubprocessError) as error:

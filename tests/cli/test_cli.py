@@ -307,6 +307,21 @@ def test_doctor_ends_with_1_if_something_fails(monkeypatch: pytest.MonkeyPatch) 
     assert "FAIL" in run("doctor", "--local-dir", "/proc/nowhere", status=1)
 
 
+def test_doctor_says_which_python_workers_run_where_nothing_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    folder = os.path.dirname(sys.executable)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin")
+    assert doctor._workers_python().status == "ok", "an environment that is activated"
+    (tmp_path / "python3").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{folder}")
+    other = doctor._workers_python()
+    assert other.status == "warn"
+    assert str(tmp_path / "python3") in other.detail
+    assert f"PYSPARK_PYTHON={sys.executable}" in other.todo
+
+
 def test_doctor_says_whose_the_local_dir_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

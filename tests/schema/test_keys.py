@@ -165,6 +165,13 @@ def test_a_key_without_any_value_is_refused_with_the_filter_to_add() -> None:
         double.encode_arrow([longs, pa.array(["a", None, None])])
 
 
+def test_a_key_that_is_an_expression_is_told_without_a_filter_that_cannot_run() -> None:
+    name = "CASE WHEN (n > 3) THEN user END"
+    codec = KeyCodec(T.StructType([T.StructField(name, T.StringType())]))
+    with pytest.raises(NullKeyError, match=r"with isNotNull\(\) of what groupBy\(\) is given"):
+        codec.encode((None,))
+
+
 def test_a_null_in_some_columns_is_part_of_the_key() -> None:
     codec = _codec(T.LongType(), T.StringType())
     columns = [pa.array([None, 1], pa.int64()), pa.array(["a", None])]

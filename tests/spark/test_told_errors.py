@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 
 import pytest
@@ -102,3 +103,13 @@ def test_a_cause_whose_sentence_and_lines_the_error_has_is_not_told_twice() -> N
 
 def test_behind_any_other_error_stand_all_lines() -> None:
     assert "statebackend/keygroups.py" in _caused(CorruptionError("A file is damaged."))
+
+
+def test_a_module_that_a_processor_imports_late_is_told_with_how_it_is_sent() -> None:
+    try:
+        importlib.import_module("no_such_module_of_mine")
+    except ModuleNotFoundError as user:
+        text = str(failure("counter", ("ann",), user, "writer"))
+    assert "No module named 'no_such_module_of_mine'" in text
+    assert "addPyFile()" in text
+    assert "--py-files" in text

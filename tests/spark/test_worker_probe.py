@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -9,10 +11,12 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+from pyspark import cloudpickle
 from pyspark.errors import PythonException
 
 from statebackend.errors import EnvironmentMissingError, LocalDirError
 from statebackend.operators.errors import lost_jvm
+from statebackend.spark.query_failures import told_in
 from statebackend.spark.start import worker_probe
 from statebackend.spark.start.worker_probe import _look, check_workers
 
@@ -38,8 +42,7 @@ def _spark(
     context._jsc.sc().isLocal.return_value = local
     context._jsc.sc().getExecutorMemoryStatus().size.return_value = executors + 1
     collect = context.parallelize().mapPartitions().collect
-    collect.side_effect = PythonException(says) if says is not None else None
-    collect.return_value = list(found)
+    collect.return_value = [("", says, "")] if says is not None else list(found)
     context.parallelize.reset_mock()
     return spark
 
@@ -52,8 +55,58 @@ def test_an_interpreter_without_the_package_is_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(EnvironmentMissingError, match="which has no package") as raised:
             check_workers(spark, str(tmp_path))
-        assert raised.value.__suppress_context__
         assert spark.sparkContext.pythonExec in str(raised.value)
+
+
+def test_an_interpreter_of_another_version_is_named(tmp_path: Path) -> None:
+    spark = _spark("j", "/bin/other")
+    spark.sparkContext.parallelize().mapPartitions().collect.side_effect = PythonException(
+        "[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.13 than that in "
+        "driver: 3.11, PySpark cannot run with different minor versions."
+    )
+    with pytest.raises(EnvironmentMissingError, match=r"is Python 3\.13; .* runs Python 3\.11\."):
+        check_workers(spark, str(tmp_path))
+
+
+def test_what_workers_run_is_pickled_without_the_package(tmp_path: Path) -> None:
+    """So an interpreter that lacks the package answers, and Spark logs no error of a task."""
+    program = (
+        "import pickle, sys\n"
+        "print(list(pickle.load(sys.stdin.buffer)([]))[0][1])\n"
+        "assert 'statebackend' not in sys.modules\n"
+    )
+    site = Path(cloudpickle.__file__).parents[2]
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            f"import sys; sys.path.append({str(site)!r})\n{program}",
+        ],
+        input=cloudpickle.dumps(_look(str(tmp_path))),
+        capture_output=True,
+        cwd=tmp_path,
+        timeout=60,
+        check=False,
+    )
+    assert b"No module named 'statebackend'" in done.stdout, done.stderr.decode()
+
+
+def test_a_module_that_hides_a_package_in_a_worker_is_named(tmp_path: Path) -> None:
+    (tmp_path / "recovery.py").write_text("")
+    done = subprocess.run(
+        [sys.executable, "-c", "import statebackend.spark.worker.task"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(worker_probe.__file__).parents[3])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    told = told_in(done.stderr)
+    assert isinstance(told, EnvironmentMissingError)
+    assert f"finds {tmp_path / 'recovery.py'} under that name" in str(told)
 
 
 def test_a_module_that_the_package_needs_is_named(tmp_path: Path) -> None:
@@ -96,7 +149,7 @@ def test_a_local_directory_that_cannot_be_used_is_refused_where_it_is(tmp_path: 
         check_workers(_spark("f", sys.executable), str(tmp_path / "file"))
     with pytest.raises(LocalDirError, match="cannot be used"):
         check_workers(_spark("f", sys.executable), str(tmp_path / "file" / "below"))
-    (what,) = _look(str(tmp_path / "file"), [])
+    (what,) = _look(str(tmp_path / "file"))([])
     spark = _spark("f", sys.executable, local=False, executors=1, found=[what])
     with pytest.raises(LocalDirError, match=r"it is not a folder\. So says a worker on host"):
         check_workers(spark, str(tmp_path / "file"))
@@ -131,9 +184,9 @@ def test_a_worker_that_has_begun_is_waited_for(
     spark = _spark("h", "/bin/other", says, local=False, executors=2)
     context = spark.sparkContext
 
-    def answer() -> None:
+    def answer() -> list[tuple[str, str, str]]:
         assert slow.wait(20)
-        raise PythonException(says)
+        return [("", says, "")]
 
     def stage(_: int) -> Any:
         slow.set()

@@ -53,8 +53,7 @@ def failure(uid: str, key: Key, error: Exception, writer: str) -> UsageError:
     return ProcessorError(
         f"The processor of operator {uid!r} raised {_said(error)} for key {_shown(key)}"
         f"{_where(error)}.",
-        todo="Mend the processor; nothing of this epoch was kept, the query goes on from the last "
-        "checkpoint.",
+        todo=_mend(error),
     )
 
 
@@ -65,8 +64,7 @@ def batch_failure(uid: str, count: int, error: Exception) -> UsageError:
     return ProcessorError(
         f"The processor of operator {uid!r} raised {_said(error)} in a batch of {count} keys"
         f"{_where(error)}.",
-        todo="Mend the processor; nothing of this epoch was kept, the query goes on from the last "
-        "checkpoint.",
+        todo=_mend(error),
     )
 
 
@@ -124,6 +122,16 @@ def _located(error: UsageError, key: Key | None = None) -> UsageError:
     if where and key is not None:  # without: about output, which may be of an earlier key
         what += f", for key {_shown(key)}"
     return type(error)(f"{what}{where}.", todo=error.todo)
+
+
+def _mend(error: Exception) -> str:
+    kept = "nothing of this epoch was kept, the query goes on from the last checkpoint."
+    if isinstance(error, ModuleNotFoundError):
+        return (
+            "Send your own modules with spark.sparkContext.addPyFile() before the query starts, or "
+            f"with --py-files, and install others on every executor; {kept}"
+        )
+    return f"Mend the processor; {kept}"
 
 
 def _where(error: Exception) -> str:

@@ -118,10 +118,14 @@ class KeyCodec:
         which = (
             f"column {names[0]!r}" if len(names) == 1 else "columns " + ", ".join(map(repr, names))
         )
-        tests = " | ".join(f'col("{name}").isNotNull()' for name in names)
+        if all(map(str.isidentifier, names)):
+            tests = " | ".join(f'col("{name}").isNotNull()' for name in names)
+            how = f"df.where({tests})"
+        else:  # Spark's text of an expression, which col() does not take
+            how = "df.where(...), with isNotNull() of what groupBy() is given"
         return NullKeyError(
             f"{some} a null key ({which}).",
-            todo=f"Filter such rows out before the operator: df.where({tests}).",
+            todo=f"Filter such rows out before the operator: {how}.",
         )
 
 

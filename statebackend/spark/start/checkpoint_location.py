@@ -96,7 +96,7 @@ class CheckpointLocation:
             query_id = self._query_id()
             offsets, commits = self._batches(OFFSETS), self._batches(COMMITS)
         except Exception as error:
-            raise self._unreadable(error) from error
+            raise self._unreadable(error) from None
         return LocationProgress(
             path=self.path,
             query_id=query_id,
@@ -144,7 +144,7 @@ class CheckpointLocation:
                 for name in self._names(folder)
             ]
         except Exception as error:
-            raise self._unreadable(error) from error
+            raise self._unreadable(error) from None
         return sorted(one for one in parsed if one is not None)
 
     def drafts(self) -> list[str]:
@@ -161,7 +161,7 @@ class CheckpointLocation:
                 if _DRAFT.fullmatch(name)
             ]
         except Exception as error:
-            raise self._unreadable(error) from error
+            raise self._unreadable(error) from None
 
     def remove_drafts(self, names: Iterable[str]) -> None:
         """Remove what a first batch that was cut has left in a location without any batch.
@@ -181,7 +181,7 @@ class CheckpointLocation:
             for name in names:
                 self._fs.delete(self._Path(self._root, name), False)
         except Exception as error:
-            raise self._unreadable(error) from error
+            raise self._unreadable(error) from None
 
     def stamp_ms(self, name: str) -> int | None:
         """The time that Spark gave a batch when it planned it; None where there is no such plan.
@@ -230,7 +230,7 @@ class CheckpointLocation:
             except Py4JJavaError as error:
                 if _is_absence(error):  # there is none, or Spark has just removed it
                     continue
-                raise self._unreadable(error) from error
+                raise self._unreadable(error) from None
             for status in statuses:
                 path = status.getPath()
                 if str(path.getName()).startswith("."):
@@ -259,7 +259,7 @@ class CheckpointLocation:
                 raise ObjectNotFoundError(
                     f"There is no file {name} in the checkpoint location {self.path}."
                 ) from error
-            raise self._unreadable(error) from error
+            raise self._unreadable(error) from None
 
     def write(self, name: str, pieces: Iterator[bytes]) -> None:
         """Write a file: under a hidden name first, so that it is there whole or not at all.
@@ -290,9 +290,9 @@ class CheckpointLocation:
         except Py4JJavaError as error:
             raise CheckpointLocationError(
                 f"The file {name} of the checkpoint location {self.path} cannot be written "
-                f"({str(error)[:300]}).",
+                f"({_said(error)}).",
                 todo="Check the path and Spark's access to it, then start again.",
-            ) from error
+            ) from None
 
     def at(self, path: str) -> CheckpointLocation:
         """Another folder, reached in the same way."""
@@ -300,7 +300,7 @@ class CheckpointLocation:
 
     def _unreadable(self, error: Exception) -> CheckpointLocationError:
         return CheckpointLocationError(
-            f"The checkpoint location {self.path} cannot be read ({str(error)[:300]}).",
+            f"The checkpoint location {self.path} cannot be read ({_said(error)}).",
             todo="Check the path and Spark's access to it.",
         )
 
@@ -402,14 +402,19 @@ def _no_file_system(path: str, error: Py4JJavaError | PySparkException) -> Check
     """For a location whose file system cannot be made: most often its classes are not there."""
     scheme = path.partition(":")[0]
     module = _MODULES.get(scheme)
-    said = error.java_exception.toString() if isinstance(error, Py4JJavaError) else error
     return CheckpointLocationError(
-        f"Spark has no file system for the checkpoint location {path} ({str(said)[:300]}).",
+        f"Spark has no file system for the checkpoint location {path} ({_said(error)}).",
         todo=f"Put Hadoop's module for {scheme}:// on Spark's class path, such as "
         f"--packages {module} (in Hadoop's version that Spark has), and check its settings."
         if module
         else f"Put the library for {scheme}:// on Spark's class path, or name another location.",
     )
+
+
+def _said(error: Exception) -> str:
+    """An error's first line: the JVM's have a stack behind it."""
+    said = error.java_exception.toString() if isinstance(error, Py4JJavaError) else error
+    return str(said).partition("\n")[0][:300]
 
 
 def _is_absence(error: Py4JJavaError) -> bool:

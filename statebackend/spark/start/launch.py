@@ -313,7 +313,8 @@ class Launch:
             raise JobRunningError(
                 f"Job {self._job.name!r} in {self._job.uri} is being run by query "
                 f"{query.name or query.id} of this driver.",
-                todo="Stop that query first, or give this one another job= name.",
+                todo="Stop that query first, or give this one another checkpoint location (and a "
+                "StateBackend another job=).",
             )
         known.server.remove(known.name)
         self._silence(known.name)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib
 import logging
 import os
 import re
 import shutil
-import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Final
@@ -19,10 +16,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from recovery.local.private_folders import try_folder
-from statebackend.errors import EnvironmentMissingError, LocalDirError
+from statebackend.errors import EnvironmentMissingError, StateBackendError, error_for_code
 from statebackend.operators.errors import lost_jvm as jvm
 from statebackend.spark.local_directories import local_mode_folder
-from statebackend.system import SYSTEM, expanded
+from statebackend.system import SYSTEM
 from statebackend.threads import Future
 
 __all__ = ["check_workers"]
@@ -34,6 +31,10 @@ _LACKING: Final = re.compile(
     r'File "\S*/(?:statebackend|snapshot|recovery)/\S+", line \d+, in <module>\n.*\n'
     r"(?:[\s~^]*\n)?ModuleNotFoundError: No module named '([\w.]+)'"
 )
+_VERSIONS: Final = re.compile(
+    r"\[PYTHON_VERSION_MISMATCH\] Python in worker has different version: (\S+) than that in "
+    r"driver: ([\d.]+)"
+)
 _TASK: Final = "statebackend.spark.worker.task"  # with all that the query's tasks import
 _TASKS_MAX: Final = 16
 _ANSWER_S: Final = 10.0
@@ -44,13 +45,40 @@ class _Probed:
     done: ClassVar[set[tuple[str, str]]] = set()  # applications, each with a local directory
 
 
-def _look(local_dir: str, _: Iterable[int]) -> Iterator[tuple[str, str]]:
-    """Runs in workers, which must import this module to find it; what is wrong, and what to do."""
-    importlib.import_module(_TASK)
-    try:
-        try_folder(expanded(local_dir))
-    except LocalDirError as error:
-        yield f"{error.what} So says a worker on host {socket.gethostname()}.", error.todo
+Found = tuple[str, str, str]  # the code of an error, or "" for Python's; what; what to do
+
+
+def _look(local_dir: str) -> Callable[[Iterable[int]], Iterator[Found]]:
+    """What workers run. It is pickled with its code, so that one without the package can answer.
+
+    What it raised, Spark would log twice, with a stack of its own.
+    """
+    task = _TASK
+
+    def look(_: Iterable[int]) -> Iterator[Found]:
+        import importlib
+        import socket
+        import traceback
+
+        try:
+            importlib.import_module(task)
+        except ModuleNotFoundError:
+            yield "", traceback.format_exc(), ""
+            return
+        except Exception as error:
+            if not hasattr(error, "todo"):
+                raise  # the query itself says what it is
+            yield error.code, error.what, error.todo  # type: ignore[attr-defined]
+            return
+        folders = importlib.import_module("recovery.local.private_folders")
+        expanded = importlib.import_module("statebackend.system").expanded
+        try:
+            folders.try_folder(expanded(local_dir))
+        except importlib.import_module("statebackend.errors").LocalDirError as error:
+            what = f"{error.what} So says a worker on host {socket.gethostname()}."
+            yield error.code, what, error.todo
+
+    return look
 
 
 def check_workers(spark: SparkSession, local_dir: str) -> None:
@@ -82,21 +110,37 @@ def check_workers(spark: SparkSession, local_dir: str) -> None:
             return
     tasks = min(int(executors), _TASKS_MAX)
     try:
-        found = _asked(context, functools.partial(_look, local_dir), tasks)
+        found = _asked(context, _look(local_dir), tasks)
     except (PySparkException, Py4JJavaError) as error:
-        if (lacks := _lacking(str(error))) is None:
-            return  # the query itself says what it is
-        raise EnvironmentMissingError(
-            f"Spark's Python workers run {context.pythonExec}, which has no {lacks}; "
-            f"the driver runs {sys.executable}.",
-            todo="Install the package for that interpreter on every executor, or set "
-            "PYSPARK_PYTHON to one that has it before the session is made.",
-        ) from None
+        if versions := _VERSIONS.search(str(error)):
+            raise EnvironmentMissingError(
+                f"Spark's Python workers run {context.pythonExec}, which is Python "
+                f"{versions[1]}; the driver runs Python {versions[2]}.",
+                todo="Set PYSPARK_PYTHON to a Python of the driver's version, with the package, "
+                "before the session is made.",
+            ) from None
+        return  # the query itself says what it is
     if found is None:
         return
-    for what, todo in found:
-        raise LocalDirError(what, todo=todo)
+    for one in found:
+        if (refused := _refused(context.pythonExec, *one)) is None:
+            return  # as above
+        raise refused
     _Probed.done.add(probe)
+
+
+def _refused(python: str, code: str, what: str, todo: str) -> StateBackendError | None:
+    """The error for what a worker found; None: it is not for the probe to tell."""
+    if code:
+        return error_for_code(code, what, todo)
+    if (lacks := _lacking(what)) is None:
+        return None
+    return EnvironmentMissingError(
+        f"Spark's Python workers run {python}, which has no {lacks}; the driver runs "
+        f"{sys.executable}.",
+        todo="Install the package for that interpreter on every executor, or set "
+        "PYSPARK_PYTHON to one that has it before the session is made.",
+    )
 
 
 def _lacking(text: str) -> str | None:

@@ -17,6 +17,7 @@ from statebackend.errors import (
     MaxParallelismChangedError,
     SchemaError,
     SettingError,
+    StateBackendError,
 )
 from statebackend.settings import ENABLED
 from statebackend.spark.start.query_identity import IDENTITY_FILE
@@ -217,6 +218,24 @@ def test_it_is_turned_off_by_a_setting_and_by_uninstall(world: World) -> None:
     assert "statebackend:Ledger" in plan()
     statebackend.uninstall(world.spark)
     assert "statebackend:" not in plan()
+
+
+def test_a_misspelt_value_of_the_setting_is_refused(world: World) -> None:
+    with (
+        setting(world.spark, ENABLED, "flase"),
+        pytest.raises(SettingError, match="enabled is 'flase'"),
+    ):
+        statebackend.install(world.spark)
+    assert installed_in(world.spark) is None
+
+
+@pytest.mark.parametrize("uri", ["relative/path", "gs://bucket/state"])
+def test_what_is_wrong_with_the_uri_is_said_of_the_uri_as_it_was_given(
+    world: World, uri: str
+) -> None:
+    with pytest.raises(StateBackendError, match=f"The store '{uri}' ") as raised:
+        statebackend.install(world.spark, uri=uri)
+    assert raised.value.__suppress_context__, "fsspec's own errors are long"
 
 
 def test_a_query_without_install_says_what_to_write(world: World) -> None:

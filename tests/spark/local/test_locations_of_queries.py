@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import traceback
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -247,3 +248,16 @@ def test_a_query_without_a_name_keeps_its_state_under_the_default_folder(world: 
     name = str(at.relative_to(world.root))
     finish(writer_at(world, again, name).foreachBatch(sink_of(world, "default")).start())
     check_ledger_output(sink_of(world, "default").batches(), world.input.ids())
+
+
+def test_a_location_that_cannot_be_written_is_refused_without_a_stack_of_the_jvm(
+    world: World,
+) -> None:
+    world.input.add_batches(1)
+    (world.root / "file").write_text("in the way")
+    backend = backend_of(world, world.store)
+    with pytest.raises(CheckpointLocationError, match="cannot be") as raised:
+        writer_at(world, backend, "file/checkpoint").format("noop").start()
+    text = "".join(traceback.format_exception(raised.value))
+    assert "\tat " not in text, "the JVM's stack"
+    assert "Py4JJavaError" not in text

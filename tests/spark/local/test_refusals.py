@@ -271,8 +271,10 @@ def test_a_jobs_name_stays_below_its_uri(old: World, job: str) -> None:
 
 def test_a_spark_connect_session_is_refused(tmp_path: Any) -> None:
     stub = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})
-    with pytest.raises(SparkConnectError, match="classic"):
-        StateBackend(stub(), uri=tmp_path.as_uri(), local_dir=str(tmp_path))
+    platforms = type("TheirSession", (stub,), {"__module__": "platform.session"})
+    for kind in (stub, platforms):
+        with pytest.raises(SparkConnectError, match="classic"):
+            StateBackend(kind(), uri=tmp_path.as_uri(), local_dir=str(tmp_path))
 
 
 # --- damage --------------------------------------------------------------------------------------

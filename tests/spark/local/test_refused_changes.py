@@ -193,8 +193,8 @@ def test_arguments_of_a_wrong_kind_are_said(old: World, df: DataFrame) -> None:
         StateBackend("local[2]")  # type: ignore[arg-type]
     with pytest.raises(SchemaError, match="withColumn"):
         _frame(backend, df, keys=F.col("k"))
-    with pytest.raises(SchemaError, match="input is a GroupedData"):
-        backend.aggregate(df.groupBy("k"), keys="k", aggregations={"n": "count"}, uid="a")  # type: ignore[arg-type]
+    with pytest.raises(SchemaError, match="Keys are given twice"):
+        backend.aggregate(df.groupBy("k"), keys="k", aggregations={"n": "count"}, uid="a")
     for wrong in (Ledger, lambda key: key):
         with pytest.raises(ProcessorError, match=r"Give an object of"):
             _frame(backend, df, wrong)
