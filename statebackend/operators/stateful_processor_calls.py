@@ -121,14 +121,14 @@ class _Handle(OfOneEpoch, StatefulProcessorHandle):
         if self._time_mode != "processing":
             raise UnsupportedQueryError(
                 f"State {name!r} asks for a TTL in time mode {self._time_mode!r}.",
-                todo="As in Spark, a TTL needs time_mode='processing'.",
+                todo="As in Spark, a TTL needs timeMode='ProcessingTime'.",
             )
         return TTL(ttl_ms)
 
     def _refuse_timers(self) -> NoReturn:
         raise TimersRefusedError(
             "The processor uses timers, but the operator has no time mode.",
-            todo="Give time_mode='processing' or 'event' to transform_with_state().",
+            todo="Give timeMode='ProcessingTime' or 'EventTime' where the frame is made.",
         )
 
     def _check_timers(self) -> None:

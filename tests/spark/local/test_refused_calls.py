@@ -180,7 +180,7 @@ def _line(mark: str) -> str:
     ("processor", "said"),
     [
         (_Late, ["SB1015", "State 'acc' was used outside", _line("a look at no key") + "close"]),
-        (_Timeless, ["SB1013", "time_mode=", _line("in no time mode") + "handleInputRows"]),
+        (_Timeless, ["SB1013", "timeMode=", _line("in no time mode") + "handleInputRows"]),
         (_Scalars, ["SB1014", "returned what is no iterable of rows ('int'"]),
     ],
 )
