@@ -69,6 +69,14 @@ def test_a_folder_that_is_used_is_refused() -> None:
     assert target.list("") == before
 
 
+def test_a_folder_with_something_else_in_it_is_refused_and_stays_as_it_is() -> None:
+    stand, target = Stand().run(2), MemoryStore()
+    target.put("notes.txt", [b"mine"])
+    with pytest.raises(SettingError, match="lies there already"):
+        stand.save(open_target=lambda _: target)
+    assert [one.name for one in target.list("")] == ["notes.txt"]
+
+
 def test_a_folder_in_which_a_probe_was_cut_takes_a_savepoint() -> None:
     stand, target = Stand().run(2), MemoryStore()
     target.put("probe/7f", [b"7f"])
