@@ -150,6 +150,7 @@ class StateBackend(FrameMaker, StartedQuery):
         register_when_read("statebackend", _register)
 
     def _check_uri(self) -> None:
+        """Refuse a wrong uri now, though the job's name comes with the first start."""
         try:
             self._open_job(self._uri, "a")
         except (UsageError, StorageError) as error:

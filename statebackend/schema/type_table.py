@@ -24,6 +24,8 @@ from statebackend.schema.scalars import Convert, Scalar
 
 __all__ = ["BoxedType", "SimpleType", "boxed_type", "simple", "simple_type", "takes"]
 
+_MAX_DIGITS: Final = 38  # of a decimal
+
 
 @dataclass(frozen=True)
 class SimpleType:
@@ -82,9 +84,6 @@ class BoxedType:
     kind: type
     fields: T.StructType
     make: Convert
-
-
-_MAX_DIGITS: Final = 38  # of a decimal
 
 
 def simple_type(dtype: T.DataType) -> SimpleType | None:

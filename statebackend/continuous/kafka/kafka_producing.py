@@ -69,8 +69,8 @@ class RecordProducer:
     def __init__(
         self, connection: KafkaConnection, what: str, system: System = SYSTEM, **own: Any
     ) -> None:
-        # With its transaction; librdkafka also throws records away after a fatal error.
-        self._purged_with = () if "transactional_id" not in own else _PURGED
+        # An aborted transaction throws its records away. Without one, only a fatal error does.
+        self._expected_errors = _PURGED if "transactional_id" in own else ()
         self._kafka = kafka_module()
         self._connection, self._what, self._system = connection, what, system
         self._watcher = connection.watcher()
@@ -109,7 +109,7 @@ class RecordProducer:
             ]
             self._make_room(min(QUEUED_ROWS, QUEUED_BYTES // row_bytes))
             self._sent += len(messages)
-            with self._noted():
+            with self._keeping_errors():
                 queued = self.client.produce_batch(
                     topic, messages, partition, on_delivery=self._unreported
                 )
@@ -126,12 +126,12 @@ class RecordProducer:
             self._poll(self.client, _WAIT_S)
 
     def _poll(self, client: Any, timeout_s: float = 0.0) -> None:
-        with self._noted():
+        with self._keeping_errors():
             client.poll(timeout_s)
 
     @contextlib.contextmanager
-    def _noted(self) -> Iterator[None]:
-        """The client raises a fatal error once, in the thread that calls it: all must know it."""
+    def _keeping_errors(self) -> Iterator[None]:
+        """The client raises a fatal error once, in the thread that called it; all must know it."""
         try:
             yield
         except self._kafka.KafkaException as error:
@@ -139,7 +139,7 @@ class RecordProducer:
             self.check()
 
     def _undelivered(self, error: Any) -> None:
-        if error.name() not in self._purged_with:
+        if error.name() not in self._expected_errors:
             self._failed = self._failed or error
 
     def check(self) -> None:

@@ -2,4 +2,4 @@
 
 from statebackend.environment import refuse_hidden_packages
 
-refuse_hidden_packages()  # first: a module below says it in words that nobody understands
+refuse_hidden_packages()  # before a module below fails at it, and names no file
