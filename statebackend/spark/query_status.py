@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from datetime import datetime
+from itertools import pairwise
 from typing import Any, Final
 
 from py4j.protocol import Py4JError
@@ -58,12 +60,24 @@ def _behind(batches: list[dict[str, Any]]) -> str:
     ]
     if len(rates) < _BATCHES or not all(came > _FASTER * done > 0 for came, done in rates):
         return ""
+    # Spark takes the rows for those since its last look, so after a short look they seem many.
+    if any(_pauses(before, after) for before, after in pairwise(batches)):
+        return ""
     came, done = rates[-1]
     took_s = batches[-1].get("batchDuration", 0) / 1000
     return (
         f"{came:,.0f} rows come in a second and {done:,.0f} are processed; the newest batch took "
         f"{took_s:.1f} s"
     )
+
+
+def _pauses(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    """Whether a query waited for rows between two batches: then it keeps up with them."""
+    if "timestamp" not in before or "timestamp" not in after:
+        return False
+    began, next_began = (datetime.fromisoformat(one["timestamp"]) for one in (before, after))
+    took_ms: float = before.get("batchDuration", 0)
+    return (next_began - began).total_seconds() * 1000 > _FASTER * took_ms
 
 
 def _rate(batch: dict[str, Any], name: str) -> float:
