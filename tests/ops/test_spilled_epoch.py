@@ -159,7 +159,8 @@ KEYS: list[str | None] = ["hot" if n % 3 == 0 else f"key {n * 7919 % 700}" for n
 
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize(
-    ("budget", "limit"), [(None, 2000), (20_000, None), (20_000, 2000), (1, 0)]
+    ("budget", "limit"),
+    [(None, 2000), (20_000, None), (20_000, 2000), pytest.param(1, 0, marks=pytest.mark.full)],
 )
 def test_two_epochs_over_their_budgets_give_the_rows_and_deltas_of_epochs_within(
     tmp_path: Path, budget: int | None, limit: int | None

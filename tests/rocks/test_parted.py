@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,6 +38,8 @@ MANY_ROUTES = st.lists(st.integers(0, 3), min_size=8, max_size=8).map(
 )
 
 
+@pytest.mark.full  # long random histories
+@pytest.mark.by_turns
 @settings(max_examples=40, deadline=None)
 @given(
     routes=MANY_ROUTES,

@@ -55,7 +55,9 @@ def files(savepoint: statebackend.Savepoint) -> list[tuple[str, str]]:
     return sorted((file.name, file.digest) for file in savepoint.spark)
 
 
-@pytest.mark.parametrize("most", [None, 1, 7, 1024])
+@pytest.mark.parametrize(
+    "most", [None, *(pytest.param(most, marks=pytest.mark.full) for most in (1, 7, 1024))]
+)
 def test_nothing_else_changes(kept: str, tmp_path: Path, most: int | None) -> None:
     to = tmp_path.as_uri() + "/s"
     made = statebackend.edit_savepoint(kept, to, max_parallelism=most)
@@ -170,6 +172,8 @@ HISTORIES = st.lists(
 )
 
 
+@pytest.mark.full  # a job and its restarts for each example
+@pytest.mark.by_turns
 @settings(
     max_examples=12,
     deadline=None,

@@ -45,7 +45,13 @@ from tests.tables.erased_jobs import (
 
 @pytest.mark.promise
 @pytest.mark.parametrize(
-    "settings", [{}, {"base_every_epochs": 1}, {"inline_limit_bytes": 0}], ids=str
+    "settings",
+    [
+        pytest.param({}, marks=pytest.mark.full),
+        pytest.param({"base_every_epochs": 1}, marks=pytest.mark.full),
+        {"inline_limit_bytes": 0},
+    ],
+    ids=str,
 )
 def test_no_object_holds_an_erased_key(tmp_path: Path, settings: dict[str, Any]) -> None:
     going = Going(tmp_path, **settings)
@@ -61,7 +67,7 @@ def test_no_object_holds_an_erased_key(tmp_path: Path, settings: dict[str, Any])
     assert any("local_dir" in sentence for sentence in report.still)
 
 
-@pytest.mark.parametrize("parallelism", [2, 3])
+@pytest.mark.parametrize("parallelism", [2, pytest.param(3, marks=pytest.mark.full)])
 def test_the_job_goes_on_without_the_key_and_its_local_copies(
     tmp_path: Path, parallelism: int
 ) -> None:

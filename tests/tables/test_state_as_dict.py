@@ -149,6 +149,8 @@ def test_a_random_history_reads_as_a_dict_at_each_of_its_epochs(
         assert found(uri, state, keys=wanted) == shown(odd, state)
 
 
+@pytest.mark.full  # any value of any type
+@pytest.mark.by_turns
 @settings(max_examples=20)
 @given(
     keys=tables(types(maps=False)),

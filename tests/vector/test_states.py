@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -45,6 +46,8 @@ TTLS = st.none() | st.builds(
     update=st.sampled_from(["write", "create", "read"]),
     expired=st.sampled_from(["hide", "until_cleaned"]),
 )
+
+pytestmark = [pytest.mark.full, pytest.mark.by_turns]  # a model of long histories
 PLACES = st.lists(st.integers(0, 2), max_size=5)  # few, so that they meet again
 BY = st.sampled_from(["column", "row"])
 

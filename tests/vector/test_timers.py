@@ -153,6 +153,8 @@ OPS = st.lists(
 )
 
 
+@pytest.mark.full  # long random histories
+@pytest.mark.by_turns
 @given(
     st.sampled_from(sorted(KEYS)),
     st.lists(st.tuples(OPS, st.integers(-4, 12), OPS), min_size=1, max_size=4),

@@ -161,7 +161,7 @@ def test_a_store_that_fails_under_a_snapshot_costs_checkpoints_and_then_the_job(
     check_counts(sink.rows(), truth(2000))
 
 
-@pytest.mark.parametrize("cut", ["sink-count", "source"])
+@pytest.mark.parametrize("cut", [pytest.param("sink-count", marks=pytest.mark.full), "source"])
 def test_a_checkpoint_whose_records_are_cut_off_never_was(
     world: World, cut: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,13 +22,13 @@ def sources(result: dict, epoch: int | None = None) -> set[str]:
 def test_a_killed_worker_executor_and_driver_lose_nothing_and_local_copies_suffice(
     local_cluster: Trial,
 ):
-    local_cluster.write_input()
+    local_cluster.write_input(files=6)
     driver = local_cluster.start("a")
-    local_cluster.wait_for_batch(1)
+    local_cluster.wait_for_batch(0)
     local_cluster.processes.kill(until(local_cluster.processes.python_workers, "a Python worker"))
-    local_cluster.wait_for_batch(3)
+    local_cluster.wait_for_batch(1)
     local_cluster.processes.kill(local_cluster.processes.executors()[:1])
-    local_cluster.wait_for_batch(5)
+    local_cluster.wait_for_batch(3)
     driver.kill()
     driver.wait()
     until(lambda: not local_cluster.processes.executors(), "the executors' end")

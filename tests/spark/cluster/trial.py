@@ -79,12 +79,12 @@ class Trial:
     cluster: Cluster
     drivers: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
-    def write_input(self, *, flag_in_file: int = -1) -> None:
+    def write_input(self, *, files: int = FILES, flag_in_file: int = -1) -> None:
         """Files of rows, in order of their modification times."""
         rng = random.Random(7)
         folder = self.root / "in"
         folder.mkdir(parents=True)
-        for number in range(FILES):
+        for number in range(files):
             rows = [
                 {
                     "k": rng.randrange(KEYS),

@@ -52,7 +52,6 @@ def _kinds(world: World, backend: StateBackend) -> Counter[str]:
     return kinds
 
 
-@pytest.mark.promise
 def test_a_batch_costs_one_object_per_operator(world: World) -> None:
     world.input.add_batches(2)
     backend = world.backend()

@@ -68,7 +68,6 @@ def test_local_copies_are_found_however_the_place_is_written(world: World) -> No
     assert set(sources(backend).values()) == {"local"}
 
 
-@pytest.mark.promise
 def test_bases_take_the_place_of_what_came_before_them(world: World) -> None:
     world.input.add_batches(6)
     backend = world.run_ledger(settings={"base_every_epochs": 2})

@@ -124,7 +124,6 @@ def counted(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
     yield told(key, state, [shown(key), before, seen(state)])
 
 
-@pytest.mark.promise
 @pytest.mark.parametrize("mode", ["Update", pytest.param("append", marks=pytest.mark.full)])
 def test_a_count_goes_on_after_a_restart_and_with_other_subtasks(
     both: BothFunctions, mode: str

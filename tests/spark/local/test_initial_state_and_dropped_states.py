@@ -243,7 +243,6 @@ def test_an_initial_state_waits_for_the_first_batch(world: World) -> None:
     _check(world, backend, INITIAL)
 
 
-@pytest.mark.promise
 def test_an_initial_state_is_not_applied_again_by_a_later_start(world: World) -> None:
     for keys in (("a", "b"), ("a", "later"), ("later", "c")):
         world.input.add_keys(*keys)

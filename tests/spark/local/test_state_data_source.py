@@ -63,7 +63,6 @@ def test_a_program_with_a_backend_reads_the_format_without_a_call(done: World) -
         both.load(done.store.as_uri())
 
 
-@pytest.mark.promise
 def test_a_state_is_a_frame_with_a_partition_for_each_subtask(done: World) -> None:
     frame = ledger(done)
     assert frame.schema.simpleString() == (

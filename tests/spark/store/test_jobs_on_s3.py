@@ -36,7 +36,7 @@ def by_verb(world: StoreWorld) -> dict[str, int]:
 
 @pytest.mark.promise
 def test_small_state_costs_one_request_per_operator_and_epoch(on_s3: StoreWorld) -> None:
-    on_s3.input.add_batches(14)
+    on_s3.input.add_batches(8)
     seen: list[tuple[int, dict[str, int]]] = []
 
     def sink(frame: Any, batch: int) -> None:
@@ -44,8 +44,8 @@ def test_small_state_costs_one_request_per_operator_and_epoch(on_s3: StoreWorld)
         seen.append((total(on_s3), by_verb(on_s3)))
 
     backend = on_s3.run_ledger(sink, parallelism=6, settings={"base_every_epochs": 4})
-    steady = {v: n - seen[1][1].get(v, 0) for v, n in seen[13][1].items()}
-    assert {v: n for v, n in steady.items() if n} == {"put_if log/": 12}
+    steady = {v: n - seen[1][1].get(v, 0) for v, n in seen[7][1].items()}
+    assert {v: n for v, n in steady.items() if n} == {"put_if log/": 6}
     on_s3.check(backend)
 
 
@@ -149,7 +149,6 @@ def test_what_nobody_needs_any_more_is_deleted_and_the_job_restarts_exactly(
     on_s3.check(again)
 
 
-@pytest.mark.promise
 def test_a_store_that_is_down_for_a_while_delays_the_batch_and_nothing_else(
     on_s3: StoreWorld,
 ) -> None:
