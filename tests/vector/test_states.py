@@ -40,6 +40,8 @@ from tests.vector.sides import (
     rows_of,
 )
 
+pytestmark = [pytest.mark.full, pytest.mark.by_turns]  # a model of long histories
+
 TTLS = st.none() | st.builds(
     TTL,
     ms=st.sampled_from([1, 40, 1000]),
@@ -47,7 +49,6 @@ TTLS = st.none() | st.builds(
     expired=st.sampled_from(["hide", "until_cleaned"]),
 )
 
-pytestmark = [pytest.mark.full, pytest.mark.by_turns]  # a model of long histories
 PLACES = st.lists(st.integers(0, 2), max_size=5)  # few, so that they meet again
 BY = st.sampled_from(["column", "row"])
 
