@@ -74,7 +74,8 @@ class World:
 
     def __init__(self, root: Path, parallelism: int, *, large: bool, **options: Any) -> None:
         self.root, self.large, self.options = root, large, options
-        self.durable = CountingStore(MemoryStore())
+        self.durable = MemoryStore()
+        self.workers = CountingStore(self.durable)  # the driver cleans meanwhile, and reads as well
         self.keepers: dict[str, StorePool] = {}
         self.epoch = self.attempts = 0
         self.truth: dict[int, State] = {-1: {}}
@@ -130,7 +131,7 @@ class World:
             self.local(host, subtask),
             Site(operator="op", subtask=subtask, host=host, executor="e"),
             ask=ask,
-            store=self.durable,
+            store=self.workers,
             now_s=Ticks(),
             lease_timeout_s=1.0,
             settings=SMALL,
@@ -188,7 +189,7 @@ class World:
         BaseUpload(
             opened.directory,
             grant,
-            store=self.durable,
+            store=self.workers,
             generation=opened.reply.generation,
             reporter=Told(self, grant, subtask),
             now_s=Ticks(),
@@ -221,5 +222,6 @@ def on_one_host(world: World, changes: Changes) -> list[RestoreReport]:
 
 
 def reads(world: World) -> int:
-    counts = world.durable.counts
+    """How many requests to read the workers have made."""
+    counts = world.workers.counts
     return sum(counts[verb].requests for verb in ("get", "get_range", "get_tail") if verb in counts)
