@@ -30,6 +30,7 @@ class TestMinistack(S3Suite):
     kind = "ministack"
 
 
+@pytest.mark.full  # a server of its own
 class TestMinistackOverTls(S3Suite):
     kind = "ministack"
     tls = True
