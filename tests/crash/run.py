@@ -207,10 +207,12 @@ def main() -> int:
     """Run it."""
     parser = argparse.ArgumentParser(prog="python -m tests.crash", description=__doc__)
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--part", default="0/1", help="which part of all cuts, as 1/20")
+    parser.add_argument("--part", default="0/1", help="which part of all cuts: 0/20 to 19/20")
     parser.add_argument("--only", default="", help="scenarios whose name has this in it")
     options = parser.parse_args()
     part, parts = (int(number) for number in options.part.split("/"))
+    if not 0 <= part < parts:
+        parser.error(f"--part {options.part}: the parts are 0/{parts} to {parts - 1}/{parts}")
     logging.disable(logging.CRITICAL)
     started_s, found = time.monotonic(), dict[str, Found]()
     place = MEMORY if os.access(MEMORY, os.W_OK) else None
