@@ -166,8 +166,12 @@ def test_a_driver_that_changed_the_states_since_the_start_is_not_fenced(tmp_path
 
 def test_a_start_that_is_interrupted_leaves_no_query_at_the_gate(tmp_path: Path) -> None:
     launch = _launch(Job(tmp_path.as_uri(), JOB), Shared({0: stamp_of(0)}))
+    silenced: list[str] = []
+    heartbeat: Any = SimpleNamespace(remove=silenced.append)
+    launch._heartbeats = [heartbeat]
     with pytest.raises(KeyboardInterrupt), launch.given_up_on_error():
         raise KeyboardInterrupt
+    assert silenced == [launch._name]
     with pytest.raises(UnsupportedQueryError, match="KeyboardInterrupt"):
         launch.session.check_finished(0)
 
@@ -185,6 +189,6 @@ def test_a_session_goes_although_its_query_cannot_be_stopped(
         raise TimeoutError("the query does not stop")
 
     query.stop = stop
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError), launch.given_up_on_error():
         launch.bind(query)
     assert removed == [launch._name]

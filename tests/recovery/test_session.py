@@ -26,6 +26,7 @@ from statebackend.errors import (
     StoreUnreachableError,
 )
 from statebackend.runtime.driver.session import RunSession
+from statebackend.runtime.worker.participant import JobSubtask, Membership, Participant
 from tests.recovery.driver import (
     JOB,
     Changes,
@@ -328,3 +329,29 @@ def test_what_the_log_needs_does_not_fall_back_when_all_operators_are_new() -> N
     begun, _ = replaced.session.begin(begin_of(4, 0, "new"))
     assert replaced.session.ack(ack_of(begun.chain, part_of({}), 4, 0, "new")).durable
     assert manifests_of(store)[-1].oldest_needed >= oldest
+
+
+def test_what_is_asked_beside_epochs_is_answered_by_the_run() -> None:
+    """The job's id for a sink, and lookups: no other kind of call is known."""
+    store = MemoryStore()
+    session = Started(store, {"op": 1}).session
+    assert session.job_id() == manifests_of(store)[-1].job_id
+    with pytest.raises(ProtocolError, match="other"):
+        session.call("other", b"")
+
+
+def test_an_ack_says_how_often_the_store_was_asked_again_since_the_last() -> None:
+    class Retrying(MemoryStore):
+        again = 3
+
+        def take_retries(self) -> int:
+            taken, self.again = self.again, 0
+            return taken
+
+    store = Retrying()
+    session = Started(MemoryStore(), {"op": 1}).session
+    who = JobSubtask(JOB, JOB, "op", 0, 1)
+    participant = Participant(who, Membership(session, "session", "query"), store)
+    ack = ack_of("00" * 32, part_of({}), 0)
+    assert participant.with_requests(ack, {}).figures["retries"] == 3
+    assert "retries" not in participant.with_requests(ack, {}).figures

@@ -162,6 +162,7 @@ def test_the_intervals_name_of_earlier_releases_is_taken_with_a_warning(world: W
 
 def test_a_start_that_names_no_parallelism_takes_the_backends_or_the_jobs(world: World) -> None:
     process(world, source=Numbers(None, rows_per_s=100)).sink(CollectSink())
+    assert default_parallelism(world.flow.setup) == 1, "nobody says it, and there is no Spark"
     query = world.start(2)
     soon(lambda: query.epoch is not None)
     assert query.stop()

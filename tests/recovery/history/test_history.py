@@ -149,6 +149,25 @@ def test_the_slowest_is_who_took_longest_and_not_who_began_last() -> None:
     assert (figures.slowest, figures.acks_ms) == (0, 3_300.0)
 
 
+def test_of_an_epoch_whose_begin_was_not_seen_the_record_says_so() -> None:
+    """Nor is it kept for later: what comes of it counts for nothing."""
+    book, acks = FiguresBook(), {n: ack_of("00" * 32, part_of({b"k": b"v"}), 0, n) for n in (0, 1)}
+    store = MemoryStore()
+    Running(store).run(1)
+    manifest = manifests_of(store)[-1]
+    work = CommitWork(operator="op", epoch=0, acks=acks, manifest=manifest, bodies=[], bases={})
+    book.acked(acks[0], 0.5)
+    book.gave_up(work, "the store is gone")
+    book.committed(work, manifest.sequence, 0.5, 0.6)
+    assert book.seen("op", 0) is None
+    book.begun(begin_of(0, 1), 1.0)
+    figures = decode_figures(book.of(work, 3.0, 3_000))
+    assert figures is not None
+    columns = figures.by_subtask()
+    assert columns is not None
+    assert (columns.ran_on, columns.begun_ms) == ([-1, 0], [-1, 0])
+
+
 def test_an_epoch_that_some_operators_have_finished_runs() -> None:
     store = MemoryStore()
     running = Running(store, operators=2).run(2)

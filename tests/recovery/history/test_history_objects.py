@@ -27,7 +27,7 @@ from snapshot.formats.history_object import (
     parse_history_name,
     summary_of,
 )
-from snapshot.formats.record import LOG_PREFIX, read_manifest
+from snapshot.formats.record import LOG_PREFIX, read_manifest, record_name
 from snapshot.formats.zstd_frame import pack
 from snapshot.retention import history_keeping
 from snapshot.retention.deletable import view_of
@@ -138,6 +138,15 @@ def test_an_object_of_a_later_format_is_refused() -> None:
         decode_history(name, data)
 
 
+@pytest.mark.parametrize("content", [b'{"format": 1, "records": 3}', b"no json", b'"\xff"'])
+def test_an_object_whose_digest_holds_and_that_does_not_read_is_refused(content: bytes) -> None:
+    made = pack(content)
+    with mock.patch("snapshot.formats.history_object.pack", return_value=made):
+        name, data = encode_history(SUMMARIES)
+    with pytest.raises(CorruptionError, match="does not read"):
+        decode_history(name, data)
+
+
 def test_a_summary_has_nothing_of_single_subtasks() -> None:
     columns = SubtaskColumns(executors=[("1", "h")], ran_on=[0] * 32_768)
     record = msgspec.structs.replace(
@@ -149,6 +158,38 @@ def test_a_summary_has_nothing_of_single_subtasks() -> None:
     figures = decode_figures(record.figures)
     assert figures is not None
     assert figures.by_subtask() == columns
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"[1]",
+        b'{"started_ms": "soon"}',
+        b'{"bases": "\xff"}',
+        b'{"x": ' + b"[" * 100_000,
+    ],
+)
+def test_figures_that_do_not_read_are_none_and_no_error(raw: bytes) -> None:
+    """Nor are those of single subtasks: the others stand without them."""
+    assert decode_figures(msgspec.Raw(raw)) is None
+    bad = msgspec.structs.replace(FIGURES, columns=msgspec.Raw(b'{"rows": "many"}'))
+    figures = decode_figures(encode_figures(bad))
+    assert figures is not None
+    assert figures.by_subtask() is None
+    assert figures.totals() == FIGURES
+
+
+def test_figures_without_those_of_subtasks_say_so() -> None:
+    assert decode_figures(encode_figures(FIGURES)) == FIGURES
+    assert FIGURES.by_subtask() is None
+    assert FIGURES.totals() is FIGURES
+
+
+def test_a_long_reason_is_cut() -> None:
+    one = FailedCheckpoint(epoch=41, started_ms=1, reason="x" * 1_000)
+    assert one.reason == "x" * 300
 
 
 def test_what_is_beyond_the_bounds_goes_from_the_oldest() -> None:
@@ -183,6 +224,27 @@ def test_a_stranger_writes_of_all_that_it_deletes_and_nothing_when_it_only_looks
     assert told(store) == list(range(report.removed["records"].objects))
     assert cleaned(folder).removed == {}
     assert cleaned(folder).kept["history"].objects == 1
+
+
+def test_a_file_that_is_no_object_of_the_history_stays() -> None:
+    store = MemoryStore()
+    folder = Folder(store).epochs(4).epochs(2, base="base")
+    store.put(f"{HISTORY_PREFIX}readme", [b"mine"])
+    assert cleaned(folder).foreign == [f"{HISTORY_PREFIX}readme"]
+    assert store.get(f"{HISTORY_PREFIX}readme") == b"mine"
+
+
+def test_of_a_record_that_nobody_has_read_is_told_unless_it_does_not_read() -> None:
+    """Another cleaner has deleted it, and told of it; a claim is of no epoch."""
+    store = MemoryStore()
+    Folder(store).epochs(2).claim()
+    every = range(len(store.list(LOG_PREFIX)) + 1)
+    told_of = history_keeping._summaries(store, every, {})
+    assert [one.epoch for one in told_of] == [0, 1]
+    assert len(told_of) < every[-1]
+    damaged = record_name(told_of[0].sequence)
+    store.put(damaged, [store.get(damaged)[:-3]])
+    assert [one.epoch for one in history_keeping._summaries(store, every, {})] == [1]
 
 
 def test_two_who_clean_at_the_same_time_tell_of_each_record() -> None:

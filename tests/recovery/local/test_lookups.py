@@ -127,6 +127,15 @@ def test_a_worker_that_is_silent_is_waited_for_until_the_time_is_up() -> None:
     desk.close()
 
 
+def test_a_worker_that_has_not_asked_for_long_is_no_more() -> None:
+    desk = LookupDesk()
+    desk._queues["gone"] = []
+    desk._seen_s["gone"] = time.monotonic() - 3600.0
+    assert desk.ask([question(4)], 3600.0) is None
+    assert "gone" not in desk._queues
+    desk.close()
+
+
 def test_a_worker_asks_a_run_that_has_ended_no_more() -> None:
     """The driver answers for the run until the job is started again: it would ask without end."""
     desk = LookupDesk()
