@@ -75,7 +75,7 @@ def made(data: Any, **options: Any) -> pd.DataFrame | str:
         return f"{type(error).__name__}: {error}"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(data=DATA)
 def test_a_frame_is_the_one_that_pandas_makes(data: dict[Any, Any]) -> None:
     expected = made(data)

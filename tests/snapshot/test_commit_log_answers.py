@@ -191,7 +191,7 @@ def test_two_drivers_of_ten_threads_each_make_one_chain_without_a_gap(store: Obj
         index = thread % 2
         log = logs[index]
         start.wait()
-        for _ in range(3):
+        for _ in range(5):
             epoch = next(epochs)
             while True:
                 tenure = tenures[index]
@@ -207,7 +207,7 @@ def test_two_drivers_of_ten_threads_each_make_one_chain_without_a_gap(store: Obj
 
     with ThreadPoolExecutor(20) as pool:
         list(pool.map(drive, range(20)))
-    assert len(committed) == 60
+    assert len(committed) == 100
     assert next(fenced) > 0
     check_chain(logs[0].manifests(), committed)
 

@@ -159,7 +159,7 @@ def test_a_store_does_not_change_for_a_damaged_file(made: Any, tmp_path: Path) -
     store.close()
 
 
-@pytest.mark.full  # every byte is damaged
+@pytest.mark.full  # damages every byte: some seconds
 @pytest.mark.by_turns
 def test_without_a_digest_what_is_wrong_is_refused_by_the_end(made: Any) -> None:
     data = made.path.read_bytes()

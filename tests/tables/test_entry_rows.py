@@ -44,7 +44,7 @@ def as_structs(schema: T.StructType, rows: list[tuple[Any, ...]]) -> list[Any]:
     return pa.StructArray.from_arrays(columns, names=names).to_pylist()
 
 
-@pytest.mark.full  # any value of any type
+@pytest.mark.full  # random values of every type: some seconds
 @pytest.mark.by_turns
 @given(KEYS, KEYS, VALUES, st.sampled_from(["value", "list", "map"]), st.booleans())
 def test_what_was_stored_comes_back(

@@ -194,7 +194,7 @@ class Overlays(RuleBasedStateMachine):
             assert list(self.table.snapshot()) == sorted(self.truth.items())
 
 
-Overlays.TestCase.settings = settings(max_examples=40, stateful_step_count=20)
+Overlays.TestCase.settings = settings(max_examples=80, stateful_step_count=20)
 TestOverlays = Overlays.TestCase
 
 

@@ -48,7 +48,6 @@ TTLS = st.none() | st.builds(
     update=st.sampled_from(["write", "create", "read"]),
     expired=st.sampled_from(["hide", "until_cleaned"]),
 )
-
 PLACES = st.lists(st.integers(0, 2), max_size=5)  # few, so that they meet again
 BY = st.sampled_from(["column", "row"])
 
