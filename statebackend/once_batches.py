@@ -1,8 +1,9 @@
 """A ``foreachBatch`` function whose writes count once, however often its batch is repeated.
 
 Spark repeats a batch whose function had already written when the driver was killed. A table that
-keeps a version for each application lets such a writer find out. What stands here gives it the
-names: the application is of the job's identity, and the version is the batch's number.
+keeps a version for each application lets such a writer find out; for a topic of Kafka, a topic of
+markers does. What stands here gives the names: the application is of the job's identity, and the
+version is the batch's number.
 
 A function that skips a batch has read nothing of its frame, and the state of that batch may have to
 be made again. So the frame is evaluated here if the function did not do it.
@@ -20,8 +21,8 @@ from py4j.protocol import Py4JJavaError
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
-from statebackend.continuous.sinks.sink import SinkContext, run_name
-from statebackend.continuous.sinks.table_files import TableCommitter, TableSink, application_of
+from statebackend.continuous.sinks.sink import BatchSink, SinkContext, run_name
+from statebackend.continuous.sinks.table_files import application_of
 from statebackend.errors import IncompleteEpochError, SettingError
 from statebackend.runtime.driver.session import RunSession
 from statebackend.spark.java_errors import ShortJavaError
@@ -99,30 +100,37 @@ class BatchOnce:
         newest = found[0] if found is not None else None
         return newest is not None and int(newest) >= self.batch_id
 
-    def append(self, frame: DataFrame, sink: TableSink, part: str = "") -> None:
-        """Append a frame to the table of a `DeltaSink` or `IcebergSink`, in one commit.
+    def append(self, frame: DataFrame, sink: BatchSink, part: str = "") -> None:
+        """Append a frame to the output of a `DeltaSink`, `IcebergSink` or `KafkaSink`, at once.
 
-        The files are written in parallel by the executors. A batch that the table has is skipped.
+        A table's files are written by the executors, in parallel, and come with one commit. A
+        topic's records are encoded by the executors, and written by the driver in one transaction;
+        it must have room for them. A batch that the output has is skipped.
 
         Raises:
             SchemaError, ConnectorError, OutputLostError: as the sink.
+            SettingError: a `KafkaSink` with ``exactly_once=False``.
         """
         sink.check(frame.schema)
-        uid = f"foreachBatch {part}"
-        committer = sink.committer("", uid)
-        assert isinstance(committer, TableCommitter)
-        if committer.has(self.application(part), self.batch_id):
-            return
-        of = SinkContext("", uid, run_name(0, self.new_id()), job_id=self.job_id)
-        written = frame.mapInArrow(_Files(sink, of, self.batch_id), "committable binary")
-        committer.commit([bytes(row[0]) for row in written.collect()])
+        application = self.application(part)
+        committer = sink.batch_committer(self.job_id, part)
+        try:
+            if committer.has(application, self.batch_id):
+                return
+            run = run_name(0, self.new_id())
+            of = SinkContext("", f"foreachBatch {part}", run, job_id=self.job_id)
+            written = frame.mapInArrow(_Written(sink, of, self.batch_id), "committable binary")
+            found = [bytes(row[0]) for row in written.collect()]
+            committer.commit_batch(application, self.batch_id, found)
+        finally:
+            committer.close()
 
 
 @dataclass(frozen=True)
-class _Files:
-    """The function of each task: its rows as data files."""
+class _Written:
+    """The function of each task: what its rows became, to be committed."""
 
-    sink: TableSink
+    sink: BatchSink
     of: SinkContext
     batch_id: int
 
@@ -145,7 +153,7 @@ class _Files:
         yield pa.record_batch([pa.array(found, pa.binary())], names=["committable"])
 
 
-Written = Callable[[DataFrame, int, BatchOnce], Any] | TableSink
+Written = Callable[[DataFrame, int, BatchOnce], Any] | BatchSink
 
 
 def once(write: Written) -> OnceBatches:
@@ -155,8 +163,9 @@ def once(write: Written) -> OnceBatches:
     ``writeStream``. Where ``backend.start(writer)`` starts the query, take ``backend.once``.
 
     Args:
-        write: a `DeltaSink` or `IcebergSink` that every batch is appended to; or a function of the
-            frame, the batch's number and a `BatchOnce`, which has what makes a write idempotent.
+        write: a `DeltaSink`, `IcebergSink` or `KafkaSink` that every batch is appended to; or a
+            function of the frame, the batch's number and a `BatchOnce`, which has what makes a
+            write idempotent.
 
     Raises:
         SettingError: it is neither.
@@ -168,15 +177,15 @@ class OnceBatches(CheckedBatches):
     """Runs the user's function with a `BatchOnce`; evaluates the frame where it was skipped."""
 
     def __init__(self, function: Written, new_id: Callable[[], str]) -> None:
-        if isinstance(function, TableSink):
+        if isinstance(function, BatchSink):
             super().__init__(_appending(function))
         elif callable(function):
             super().__init__(function)
         else:
             raise SettingError(
                 f"once() was given a {type(function).__name__}.",
-                todo="Give it a function of frame, batch id and once, a DeltaSink or an "
-                "IcebergSink.",
+                todo="Give it a function of frame, batch id and once, a DeltaSink, an IcebergSink "
+                "or a KafkaSink.",
             )
         self._new_id = new_id
 
@@ -202,7 +211,7 @@ class OnceBatches(CheckedBatches):
         return result
 
 
-def _appending(sink: TableSink) -> Callable[[DataFrame, int, BatchOnce], None]:
+def _appending(sink: BatchSink) -> Callable[[DataFrame, int, BatchOnce], None]:
     def append(frame: DataFrame, batch_id: int, once: BatchOnce) -> None:
         once.append(frame, sink)
 

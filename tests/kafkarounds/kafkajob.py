@@ -87,6 +87,16 @@ def lake_sink(given: Given) -> TableSink | None:
     return None
 
 
+def kafka_sink(given: Given) -> KafkaSink:
+    """The topic that rows go to."""
+    return KafkaSink(
+        given.target,
+        bootstrap_servers=given.servers,
+        key="key",
+        exactly_once=given.sink == "exactly-once",
+    )
+
+
 def catalog_of(folder: str) -> dict[str, str]:
     """An Iceberg catalog in a file."""
     Path(folder).mkdir(exist_ok=True)
@@ -97,12 +107,7 @@ def continuous(backend: StateBackend, given: Given) -> Any:
     source = KafkaSource(
         given.source, bootstrap_servers=given.servers, value="json: key bigint, value bigint"
     )
-    sink: Sink = lake_sink(given) or KafkaSink(
-        given.target,
-        bootstrap_servers=given.servers,
-        key="key",
-        exactly_once=given.sink == "exactly-once",
-    )
+    sink: Sink = lake_sink(given) or kafka_sink(given)
     rows = backend.continuous(source, name="rows").key_by("key")
     counted = rows.process(PerRow(), uid="count", output_schema=OUTPUT)
     restart = FixedDelay(1000, 0.5)
@@ -125,8 +130,9 @@ def micro(spark: SparkSession, backend: StateBackend, given: Given) -> Any:
     counted = backend.process(
         rows, keys="key", processor=PerRow(), output_schema=OUTPUT, uid="count"
     )
-    if (table := lake_sink(given)) is not None:
-        writer = counted.writeStream.foreachBatch(backend.once(table))
+    if given.sink in ("delta", "iceberg", "exactly-once"):
+        sink = lake_sink(given) or kafka_sink(given)
+        writer = counted.writeStream.foreachBatch(backend.once(sink))
     elif given.sink == "foreach-batch":
 
         def write(batch: Any, number: int) -> None:

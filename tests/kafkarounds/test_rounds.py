@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         ("continuous", "delta"),
         ("continuous", "iceberg"),
         ("sync", "at-least-once"),
+        ("async", "exactly-once"),
         ("async", "foreach-batch"),
     ],
 )

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from statebackend.continuous.kafka.kafka_connection import KafkaConnection, kafka_module
+from statebackend.continuous.kafka.kafka_connection import KafkaConnection, Options, kafka_module
 from statebackend.errors import ConnectorError
 from statebackend.system import SYSTEM, System
 
@@ -77,7 +77,8 @@ class RecordProducer:
         self._failed: Any = None
         self._unreported = _Unreported(self._undelivered)
         self._sent = self._polls = 0
-        defaults = {"partitioner": "murmur2_random"}  # a key goes where Java's clients put it
+        # A key goes where Java's clients put it. What is sent together is handed over together.
+        defaults: Options = {"partitioner": "murmur2_random", "linger.ms": 1}
         with_defaults = KafkaConnection(
             connection.servers, {**defaults, **connection.options}, connection.secrets
         )

@@ -34,7 +34,7 @@ from statebackend.continuous.kafka.kafka_markers import PARTITION, MarkerTopic, 
 from statebackend.continuous.kafka.kafka_producing import RecordProducer
 from statebackend.continuous.kafka.kafka_rows import RECORD
 from statebackend.continuous.sinks.committables import decode_committable
-from statebackend.continuous.sinks.sink import Committer
+from statebackend.continuous.sinks.sink import BatchCommitter
 from statebackend.errors import ConnectorError, OutputLostError
 from statebackend.system import SYSTEM, System
 
@@ -156,18 +156,37 @@ class Commits:
         Raises:
             ConnectorError: it may be tried again, from `open` on.
         """
+        left = [one for one in pieces if not self._marks.has(one.run, one.subtask, one.number)]
+        for some in _portions(left):
+            self._commit(some, [(one.run, one.subtask, one.number) for one in some])
+
+    def has(self, run: str, number: int) -> bool:
+        """Whether `write_batch` has committed this."""
+        return self._marks.has(run, 0, number)
+
+    def write_batch(self, run: str, number: int, pieces: Sequence[Piece]) -> None:
+        """Commit a batch that is not, all of it in one transaction.
+
+        A batch that is repeated may come in other pieces, so it is marked as a whole: as a piece
+        of subtask 0 of a run that has no others.
+
+        Raises:
+            ConnectorError: as `write`.
+        """
+        if not self.has(run, number):
+            self._commit(pieces, [(run, 0, number)])
+
+    def _commit(self, pieces: Sequence[Piece], marked: Sequence[tuple[str, int, int]]) -> None:
         producer = self._producer
         assert producer is not None
-        left = [one for one in pieces if not self._marks.has(one.run, one.subtask, one.number)]
+        marks = self._marks.after(marked)
+        runs = dict.fromkeys(run for run, _, _ in marked)
         try:
-            for some in _portions(left):
-                marks = self._marks.after((one.run, one.subtask, one.number) for one in some)
-                runs = dict.fromkeys(one.run for one in some)
-                self._transaction(producer, some, [marks.record(run) for run in runs])
-                self._marks = marks
+            self._transaction(producer, pieces, [marks.record(run) for run in runs])
         except BaseException:
             self.close()
             raise
+        self._marks = marks
 
     def _transaction(
         self, producer: RecordProducer, pieces: Sequence[Piece], markers: Sequence[pa.RecordBatch]
@@ -229,7 +248,7 @@ def _portions(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         yield some
 
 
-class KafkaCommitter(Committer):
+class KafkaCommitter(BatchCommitter):
     """Commits pieces.
 
     Args:
@@ -245,6 +264,18 @@ class KafkaCommitter(Committer):
         if pieces or self._eager:
             self._commits.open(begun=bool(pieces))
             self._commits.write(pieces)
+
+    def has(self, application: str, batch_id: int) -> bool:
+        """Takes the sink over first: whoever had it before writes nothing any more."""
+        self._commits.open(begun=False)
+        return self._commits.has(application, batch_id)
+
+    def commit_batch(self, application: str, batch_id: int, committables: Sequence[bytes]) -> None:
+        """In one transaction."""
+        pieces = [decode_committable(data, Piece, FORMAT_VERSION) for data in committables]
+        self._commits.open(begun=False)
+        if pieces:
+            self._commits.write_batch(application, batch_id, pieces)
 
     def close(self) -> None:
         """Disconnect."""

@@ -32,7 +32,13 @@ from statebackend.continuous.sinks.kafka_commits import (
     encode_piece,
     names_of,
 )
-from statebackend.continuous.sinks.sink import Committer, Sink, SinkContext, SinkWriter
+from statebackend.continuous.sinks.sink import (
+    BatchCommitter,
+    BatchSink,
+    Committer,
+    SinkContext,
+    SinkWriter,
+)
 from statebackend.errors import SettingError
 
 __all__ = ["KafkaSink"]
@@ -40,7 +46,7 @@ __all__ = ["KafkaSink"]
 PIECE_BYTES: Final = 1 << 20
 
 
-class KafkaSink(Sink):
+class KafkaSink(BatchSink):
     """Writes a record into a topic for each row; needs the extra ``kafka``.
 
     Exactly once by default, for readers with ``isolation.level=read_committed``: records appear
@@ -111,6 +117,20 @@ class KafkaSink(Sink):
         id, topic = names_of(job, uid, *self._names)
         # One that writes at once still commits what was prepared before it was changed to that.
         return KafkaCommitter(Commits(self._connection, id, topic), eager=self._exactly_once)
+
+    def batch_committer(self, job_id: str, part: str) -> BatchCommitter:
+        """Writes a batch into the topic, in one transaction.
+
+        Raises:
+            SettingError: the sink has no transactions.
+        """
+        if not self._exactly_once:
+            raise SettingError(
+                "once() was given a KafkaSink(exactly_once=False).",
+                todo='Leave exactly_once= out, or write with Spark\'s format("kafka").',
+            )
+        id, topic = names_of(job_id, f"{self._topic} {part}".strip(), *self._names)
+        return KafkaCommitter(Commits(self._connection, id, topic), eager=True)
 
 
 class _PieceWriter(SinkWriter):

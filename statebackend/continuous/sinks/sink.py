@@ -25,6 +25,8 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 __all__ = [
+    "BatchCommitter",
+    "BatchSink",
     "Committer",
     "NoCommitter",
     "Sink",
@@ -150,6 +152,29 @@ class Committer(ABC):
         return
 
 
+class BatchCommitter(Committer):
+    """A committer that also knows whole batches of a streaming query, by their numbers.
+
+    An *application* is what writes them: see ``BatchOnce.application``.
+    """
+
+    @abstractmethod
+    def has(self, application: str, batch_id: int) -> bool:
+        """Whether a batch is committed, or a later one of this application.
+
+        Raises:
+            ConnectorError: nobody says.
+        """
+
+    @abstractmethod
+    def commit_batch(self, application: str, batch_id: int, committables: Sequence[bytes]) -> None:
+        """Make a batch visible, all of it at once; nothing, if it is visible already.
+
+        Raises:
+            ConnectorError, OutputLostError: as `commit`.
+        """
+
+
 class NoCommitter(Committer):
     """For sinks whose writers write at once."""
 
@@ -179,3 +204,18 @@ class Sink(ABC):
     @abstractmethod
     def committer(self, job: str, uid: str) -> Committer:
         """The committer of this sink, on the driver."""
+
+
+class BatchSink(Sink):
+    """A sink that the batches of a streaming query can be appended to as well: see ``once``."""
+
+    @abstractmethod
+    def batch_committer(self, job_id: str, part: str) -> BatchCommitter:
+        """What commits batches, on the driver.
+
+        Args:
+            part: tells several writes of one batch from each other.
+
+        Raises:
+            SettingError: this sink has none.
+        """

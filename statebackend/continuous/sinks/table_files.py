@@ -24,8 +24,8 @@ from blake3 import blake3
 from statebackend.continuous.files.folder_access import Place
 from statebackend.continuous.sinks.committables import decode_committable
 from statebackend.continuous.sinks.sink import (
-    Committer,
-    Sink,
+    BatchCommitter,
+    BatchSink,
     SinkContext,
     SinkWriter,
     generation_of,
@@ -281,7 +281,7 @@ class LakeTable(Protocol):
         """
 
 
-class TableCommitter(Committer):
+class TableCommitter(BatchCommitter):
     """One commit for each checkpoint.
 
     Args:
@@ -291,10 +291,10 @@ class TableCommitter(Committer):
     def __init__(self, place: Place, table: LakeTable) -> None:
         self._place, self._table = place, table
 
-    def has(self, application: str, version: int) -> bool:
-        """Whether the table has it already."""
+    def has(self, application: str, batch_id: int) -> bool:
+        """Whether the table has it: a batch's number is the version of its files."""
         known = self._table.version(application)
-        return known is not None and known >= version
+        return known is not None and known >= batch_id
 
     def commit(self, committables: Sequence[bytes]) -> None:
         """Add what the table does not have.
@@ -313,6 +313,10 @@ class TableCommitter(Committer):
                     "longer checkpoint interval.",
                 )
 
+    def commit_batch(self, application: str, batch_id: int, committables: Sequence[bytes]) -> None:
+        """As `commit`: the files say of which batch they are."""
+        self.commit(committables)
+
     def discard(self, committables: Sequence[bytes]) -> None:
         """Remove files that the table does not have."""
         for application, files in _by_application(committables).items():
@@ -320,8 +324,14 @@ class TableCommitter(Committer):
                 self._place.remove(one.path)
 
 
-class TableSink(Sink):
+class TableSink(BatchSink):
     """A sink whose committer is a `TableCommitter`."""
+
+    def batch_committer(self, job_id: str, part: str) -> BatchCommitter:
+        """The table itself knows the job."""
+        found = self.committer("", f"foreachBatch {part}")
+        assert isinstance(found, TableCommitter)
+        return found
 
 
 def _by_application(committables: Sequence[bytes]) -> dict[str, list[TableFile]]:

@@ -7,7 +7,6 @@ lines that *start* in it, so the splits of a file have each line once, whoever r
 from __future__ import annotations
 
 import csv
-import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
@@ -99,7 +98,7 @@ class JsonLines(Lines):
     def table(self, lines: bytes) -> pa.Table:
         """By Arrow's reader."""
         return pj.read_json(
-            io.BytesIO(lines),
+            pa.BufferReader(lines),  # a file of Python's would take its lock for each read
             read_options=pj.ReadOptions(use_threads=False, block_size=len(lines) + 1),
             parse_options=pj.ParseOptions(
                 explicit_schema=self._read,
@@ -145,7 +144,7 @@ class CsvLines(Lines):
         _refuse_open_quotes(lines)
         kept = [name for name in self._names if name in self._arrow.names]
         return pc.read_csv(
-            io.BytesIO(lines),
+            pa.BufferReader(lines),
             read_options=pc.ReadOptions(
                 use_threads=False, block_size=len(lines) + 1, column_names=self._names
             ),

@@ -271,6 +271,31 @@ def test_a_second_start_is_the_only_one_that_writes(client: KafkaClient) -> None
     old.close()
 
 
+def test_a_batch_is_committed_whole_and_once_though_it_comes_in_other_pieces(
+    client: KafkaClient,
+) -> None:
+    topic = client.topic(2)
+    found = sink(client, topic)
+    first = found.batch_committer(topic, "")
+    assert not first.has("app", 3)
+    first.commit_batch("app", 3, [*prepared(found, 1, 2), *prepared(found, 3, subtask=1)])
+    first.commit_batch("app", 3, prepared(found, 1, 2, 3))
+    assert first.has("app", 2)
+    assert not first.has("other", 3)
+    again = found.batch_committer(topic, "")
+    assert again.has("app", 3)
+    again.commit_batch("app", 3, prepared(found, 3, 2, 1, run="later"))
+    with pytest.raises(ConnectorError, match="taken over"):
+        first.commit_batch("app", 4, prepared(found, 4))  # frozen since, and thawed
+    again.commit_batch("app", 4, [])
+    again.commit_batch("app", 4, prepared(found, 4))
+    assert seen(client, topic, committed=False) == [1, 2, 3, 4]
+    first.close()
+    again.close()
+    with pytest.raises(SettingError, match="exactly_once"):
+        sink(client, topic, exactly_once=False).batch_committer(topic, "")
+
+
 @pytest.mark.parametrize("where", ["before all", "before the transaction", "in the transaction"])
 def test_an_old_start_that_was_frozen_and_thaws_writes_nothing_twice(
     client: KafkaClient, where: str

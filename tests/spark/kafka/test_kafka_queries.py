@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql import functions as F
 
+from statebackend import KafkaSink
+from tests.spark.local.repeated_batches import check_rows, run_with_repeats
 from tests.spark.local.world import durable_state, failure
 
 if TYPE_CHECKING:
@@ -141,3 +143,13 @@ def test_a_deleted_topic_ends_the_query_and_is_named(world: World, topic: Topic)
     topic.client.delete(topic.name)
     assert topic.name in failed(world, topic)
     assert state(world) == before
+
+
+@pytest.mark.parametrize("commit", ["sync", "async"])
+def test_a_batch_that_fails_after_the_topic_has_it_is_there_once(
+    world: World, client: KafkaClient, commit: str
+) -> None:
+    out = client.topic(2)
+    sink = KafkaSink(out, bootstrap_servers=client.servers, key="k")
+    run_with_repeats(world, commit, lambda frame, once: once.append(frame, sink))
+    check_rows(world, [json.loads(value) for value in client.values(out)])
