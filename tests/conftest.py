@@ -75,6 +75,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     others = set(later)
     items[:] = [item for item in items if item not in others]
     for item in items:
+        if item.get_closest_marker("by_turns"):
+            item.add_marker(pytest.mark.full)
         if item.get_closest_marker("cluster"):
             group = "cluster"
         elif "spark" in getattr(item, "fixturenames", ()):
