@@ -97,7 +97,7 @@ def kafka(
     try:
         cluster.start()
         bench = _Bench(sizes, cluster.bootstrap, profile, work, progress)
-        bench.fill()
+        bench.warm(sides[0])
         found = [
             bench.round(sides[n % len(sides) :] + sides[: n % len(sides)]) for n in range(rounds)
         ]
