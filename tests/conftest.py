@@ -36,12 +36,12 @@ _UNTIL_S = pytest.StashKey[float]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Each of N runs takes its share of the tests that are run by turns, within its time."""
+    """Each of N runs takes its share of the full suite, within its time."""
     parser.addoption(
         "--turn",
         default="0/1",
         metavar="K/N",
-        help="of the tests marked by_turns, share K (0 to N-1) of N; all of them without it",
+        help="of the tests marked full, share K (0 to N-1) of N; all of them without it",
     )
     parser.addoption(
         "--begin-within",
@@ -70,13 +70,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     Under xdist: Spark's tests by module, and those with processes of their own in one worker.
     """
-    later = _of_other_turns(config.getoption("--turn"), items)
-    config.hook.pytest_deselected(items=later)
-    others = set(later)
-    items[:] = [item for item in items if item not in others]
     for item in items:
-        if item.get_closest_marker("by_turns"):
-            item.add_marker(pytest.mark.full)
         if item.get_closest_marker("cluster"):
             group = "cluster"
         elif "spark" in getattr(item, "fixturenames", ()):
@@ -86,6 +80,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker(pytest.mark.xdist_group(group))
         if not item.get_closest_marker("promise"):
             item.add_marker(pytest.mark.full)
+    later = _of_other_turns(config.getoption("--turn"), items)
+    config.hook.pytest_deselected(items=later)
+    others = set(later)
+    items[:] = [item for item in items if item not in others]
 
 
 def _of_other_turns(turn: str, items: list[pytest.Item]) -> list[pytest.Item]:
@@ -99,8 +97,7 @@ def _of_other_turns(turn: str, items: list[pytest.Item]) -> list[pytest.Item]:
         item
         for item in items
         # By the name, so that a new test moves no other one.
-        if item.get_closest_marker("by_turns")
-        and zlib.crc32(item.nodeid.encode()) % shares != share
+        if item.get_closest_marker("full") and zlib.crc32(item.nodeid.encode()) % shares != share
     ]
 
 

@@ -18,7 +18,7 @@ from statebackend.operators.aggregate.windows import Window, session, sliding, t
 from tests.aggregate.columns import ALL, MERGEABLE, SCHEMA, SECOND_US, numbered, rows
 from tests.aggregate.engine import TRUTHS, Job, Row, assert_alike, same
 
-pytestmark = pytest.mark.by_turns  # a model of long histories
+pytestmark = pytest.mark.full  # a model of long histories
 
 ASKED = Mapping[str, tuple[str, str, Any]]
 

@@ -71,7 +71,7 @@ def test_a_folder_with_escapes_in_its_own_name_holds_jobs_like_any_other(tmp_pat
     assert list(split_jobs(str(root), open_store(str(root), new_id=new_id).list(""))) == ["x/y"]
 
 
-@pytest.mark.by_turns  # test_cli_s3 has a job on S3
+@pytest.mark.full  # test_cli_s3 has a job on S3
 def test_jobs_of_every_name_lie_side_by_side_on_s3(ministack: S3) -> None:
     uri = ministack.fresh_uri()
     options = ministack.options()

@@ -22,7 +22,7 @@ def _marks(of: Simulation, bug: PlantedBug) -> list[pytest.MarkDecorator]:
     # One of each simulation shows that its bugs are found; all of them take minutes. The second, if
     # there is one: the first bug of some simulations takes ten seconds.
     one = list(of.bugs)[:2][-1]
-    return [] if bug.name == one else [pytest.mark.by_turns]
+    return [] if bug.name == one else [pytest.mark.full]
 
 
 @pytest.mark.parametrize(

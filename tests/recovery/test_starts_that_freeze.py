@@ -302,7 +302,7 @@ def test_one_that_froze_before_any_step_and_is_killed_some_steps_after_it_thawed
         _healthy(shared)
 
 
-@pytest.mark.by_turns  # 300 random histories; the simulation freezes starts too
+@pytest.mark.full  # 300 random histories; the simulation freezes starts too
 @settings(max_examples=300, deadline=None)
 @given(
     turns=st.lists(

@@ -38,7 +38,7 @@ MANY_ROUTES = st.lists(st.integers(0, 3), min_size=8, max_size=8).map(
 )
 
 
-@pytest.mark.by_turns  # long random histories
+@pytest.mark.full  # long random histories
 @settings(max_examples=40, deadline=None)
 @given(
     routes=MANY_ROUTES,

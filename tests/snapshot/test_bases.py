@@ -104,7 +104,7 @@ def test_large_state_is_written_at_least_once_in_so_many_epochs() -> None:
     assert next(e for e in range(4, 40) if large_due(lineage, e) is Due.APART) == 3 + 20 + 1
 
 
-@pytest.mark.by_turns  # thousands of epochs
+@pytest.mark.full  # thousands of epochs
 @given(parallelism=st.integers(1, 64), every=st.integers(1, 300))
 def test_large_states_do_not_come_due_together(parallelism: int, every: int) -> None:
     policy = BasePolicy(apart_every_epochs=every)

@@ -59,7 +59,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delta_in_pieces, "_PIECE_ROWS", 5)
 
 
-@pytest.mark.by_turns  # 150 large overlays
+@pytest.mark.full  # 150 large overlays
 @settings(max_examples=150, deadline=None)
 @given(PARTS)
 def test_a_spilled_overlay_is_encoded_to_the_bytes_of_one_in_memory(parts: list[Changes]) -> None:
@@ -158,7 +158,7 @@ def test_a_store_does_not_change_for_a_damaged_file(made: Any, tmp_path: Path) -
     store.close()
 
 
-@pytest.mark.by_turns  # damages every byte: some seconds
+@pytest.mark.full  # damages every byte: some seconds
 def test_without_a_digest_what_is_wrong_is_refused_by_the_end(made: Any) -> None:
     data = made.path.read_bytes()
     expected = pairs(iter_delta(data))

@@ -131,7 +131,7 @@ STEPS = st.one_of(
 )
 
 
-@pytest.mark.by_turns  # long random histories; test_rescale_store has short ones
+@pytest.mark.full  # long random histories; test_rescale_store has short ones
 @settings(max_examples=80, deadline=None)
 @given(st.integers(1, MAX_PARALLELISM), st.sampled_from([2, 3, 64]), st.lists(STEPS, max_size=8))
 def test_whatever_is_run_repeated_cleaned_and_rescaled_the_state_is_the_models(

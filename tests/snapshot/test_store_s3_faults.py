@@ -22,7 +22,7 @@ from tests.snapshot.faulty_s3 import *  # noqa: F403
 from tests.snapshot.faulty_s3 import Deciding, first, through
 from tests.snapshot.fresh_ids import new_id
 
-pytestmark = pytest.mark.by_turns  # an S3 server that fails in every way
+pytestmark = pytest.mark.full  # an S3 server that fails in every way
 
 # --- answers that never come ---------------------------------------------------------------------
 

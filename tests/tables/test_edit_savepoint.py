@@ -172,7 +172,7 @@ HISTORIES = st.lists(
 )
 
 
-@pytest.mark.by_turns  # a job and its restarts for each example
+@pytest.mark.full  # a job and its restarts for each example
 @settings(
     max_examples=12,
     deadline=None,

@@ -44,7 +44,7 @@ def as_structs(schema: T.StructType, rows: list[tuple[Any, ...]]) -> list[Any]:
     return pa.StructArray.from_arrays(columns, names=names).to_pylist()
 
 
-@pytest.mark.by_turns  # random values of every type: some seconds
+@pytest.mark.full  # random values of every type: some seconds
 @given(KEYS, KEYS, VALUES, st.sampled_from(["value", "list", "map"]), st.booleans())
 def test_what_was_stored_comes_back(
     keys: Table, map_keys: Table, values: Table, kind: str, ttl: bool

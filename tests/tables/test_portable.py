@@ -225,7 +225,7 @@ def test_what_was_written_in_vain_is_removed(tmp_path: Path) -> None:
     assert not list(open_store(f"file://{tmp_path}/out", new_id=system.new_id).list(""))
 
 
-@pytest.mark.by_turns  # random values of every type: some seconds
+@pytest.mark.full  # random values of every type: some seconds
 @settings(
     max_examples=12,
     deadline=None,

@@ -149,7 +149,7 @@ def test_a_random_history_reads_as_a_dict_at_each_of_its_epochs(
         assert found(uri, state, keys=wanted) == shown(odd, state)
 
 
-@pytest.mark.by_turns  # random values of every type: some seconds
+@pytest.mark.full  # random values of every type: some seconds
 @settings(max_examples=20)
 @given(
     keys=tables(types(maps=False)),

@@ -160,7 +160,7 @@ def test_a_schema_may_be_given(tmp_path: Path) -> None:
     assert statebackend.states("", savepoint=to).to_pylist()[0]["value_schema"] == "n bigint"
 
 
-@pytest.mark.by_turns  # random values of every type: some seconds
+@pytest.mark.full  # random values of every type: some seconds
 @settings(max_examples=25)
 @given(tables(types(maps=False)), tables(types(maps=True)))
 def test_any_types_come_back(tmp_path_factory: Any, keys: Any, values: Any) -> None:

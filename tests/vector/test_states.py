@@ -40,7 +40,7 @@ from tests.vector.sides import (
     rows_of,
 )
 
-pytestmark = pytest.mark.by_turns  # a model of long histories
+pytestmark = pytest.mark.full  # a model of long histories
 
 TTLS = st.none() | st.builds(
     TTL,

@@ -153,7 +153,7 @@ OPS = st.lists(
 )
 
 
-@pytest.mark.by_turns  # long random histories
+@pytest.mark.full  # long random histories
 @given(
     st.sampled_from(sorted(KEYS)),
     st.lists(st.tuples(OPS, st.integers(-4, 12), OPS), min_size=1, max_size=4),

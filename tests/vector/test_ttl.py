@@ -13,7 +13,7 @@ from statebackend.state.table import MemoryBase, StateTable
 from statebackend.state.ttl_cells import TTL, ExpiryIndex
 from tests.vector.sides import FIXED, MAP_KEY, VALUE, Operator, columns, rows_of
 
-pytestmark = pytest.mark.by_turns  # a model of long histories
+pytestmark = pytest.mark.full  # a model of long histories
 
 PLACES = [0, 2]
 VERBS = ("get", "exists", "put", "delete", "items", "clear")

@@ -90,6 +90,10 @@ class KafkaConnection:
     def __repr__(self) -> str:
         return f"KafkaConnection({self.servers!r})"
 
+    def with_defaults(self, defaults: Options) -> KafkaConnection:
+        """The same, with options for which the user has named no value."""
+        return KafkaConnection(self.servers, {**defaults, **self.options}, self.secrets)
+
     def settings(self, **own: Any) -> dict[str, Any]:
         """For a client of librdkafka; with the secrets, so it is kept nowhere.
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from statebackend.continuous.kafka.kafka_connection import KafkaConnection, kafka_module
+from statebackend.continuous.kafka.kafka_connection import KafkaConnection, Options, kafka_module
 from statebackend.continuous.kafka.kafka_topics import TopicReader
 from statebackend.errors import NotReplayableError, StateBackendError
 from statebackend.threads import THREADS, Threads
@@ -21,6 +21,9 @@ from statebackend.threads import THREADS, Threads
 __all__ = ["FetchedPartition", "PartitionFetcher"]
 
 HELD_ROWS: Final = 65_536  # above so many that wait here, nothing more is taken
+# With 100,000 records of a partition at hand, librdkafka asks for no more for a second by default,
+# in which a subtask could have read several times as many.
+_DEFAULTS: Final[Options] = {"fetch.queue.backoff.ms": 20}
 _GONE: Final = frozenset(
     {
         *("UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"),
@@ -93,7 +96,7 @@ class PartitionFetcher:
         self._watcher = connection.watcher()
         self._partitions: dict[tuple[str, int], FetchedPartition] = {}
         self._checked: set[tuple[str, str]] = set()
-        self._consumer: Any = connection.client(
+        self._consumer: Any = connection.with_defaults(_DEFAULTS).client(
             self._kafka.Consumer,
             group_id=group or "statebackend",
             isolation_level=isolation,

@@ -23,6 +23,8 @@ _CHUNK_ROWS: Final = 10_000
 _CHUNK_BYTES: Final = 8 << 20
 _WAIT_S: Final = 0.05
 _LOOK_S: Final = 0.01  # between two looks whether records are delivered
+# A key goes where Java's clients put it. What is sent together is handed over together.
+_DEFAULTS: Final[Options] = {"partitioner": "murmur2_random", "linger.ms": 1}
 _PURGED: Final = ("_PURGE_QUEUE", "_PURGE_INFLIGHT")
 
 
@@ -77,12 +79,7 @@ class RecordProducer:
         self._failed: Any = None
         self._unreported = _Unreported(self._undelivered)
         self._sent = self._polls = 0
-        # A key goes where Java's clients put it. What is sent together is handed over together.
-        defaults: Options = {"partitioner": "murmur2_random", "linger.ms": 1}
-        with_defaults = KafkaConnection(
-            connection.servers, {**defaults, **connection.options}, connection.secrets
-        )
-        self.client: Any = with_defaults.client(
+        self.client: Any = connection.with_defaults(_DEFAULTS).client(
             self._kafka.Producer,
             enable_idempotence=True,
             delivery_report_only_error=True,

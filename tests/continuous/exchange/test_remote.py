@@ -53,7 +53,7 @@ from tests.continuous.exchange.peers import (
 from tests.support.waiting import until
 from tests.support.wiretap import tapped
 
-pytestmark = pytest.mark.by_turns  # waits for peers that are silent
+pytestmark = pytest.mark.full  # waits for peers that are silent
 
 
 @pytest.fixture

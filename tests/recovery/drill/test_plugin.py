@@ -118,7 +118,7 @@ recovery.drill.FaultPlan, recovery.drill.run_drill
     assert done.stdout.strip() == "['recovery', 'recovery.drill']"
 
 
-@pytest.mark.by_turns  # starts a pytest of its own: some seconds
+@pytest.mark.full  # starts a pytest of its own: some seconds
 def test_a_project_with_a_package_recovery_of_its_own_runs_its_tests(tmp_path: Path) -> None:
     (tmp_path / "recovery").mkdir()
     (tmp_path / "recovery" / "__init__.py").write_text("MINE = 1\n")
@@ -365,7 +365,7 @@ def test_the_seed_is_in_the_junit_file(suite: Suite) -> None:
     assert '<property name="drill_seed" value="31" />' in (suite.folder / "out.xml").read_text()
 
 
-@pytest.mark.by_turns  # starts a pytest with three processes
+@pytest.mark.full  # starts a pytest with three processes
 def test_of_xdist_s_workers_one_at_a_time_runs_a_drill(suite: Suite) -> None:
     pytest.importorskip("xdist")
     result = suite.run(

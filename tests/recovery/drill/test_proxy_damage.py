@@ -24,7 +24,7 @@ from tests.recovery.drill.proxied import (
     refusal,
 )
 
-pytestmark = pytest.mark.by_turns  # an S3 server behind a proxy that damages
+pytestmark = pytest.mark.full  # an S3 server behind a proxy that damages
 
 # --- refused, dropped, lost ----------------------------------------------------------------------
 

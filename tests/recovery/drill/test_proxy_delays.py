@@ -15,7 +15,7 @@ from botocore.exceptions import ReadTimeoutError, ResponseStreamingError
 from recovery.drill import Fault, FaultProxy, Kind
 from tests.recovery.drill.proxied import BODY, CONNECTION_LOST, Stored, always, create, first, get
 
-pytestmark = pytest.mark.by_turns  # waits for answers that are held back
+pytestmark = pytest.mark.full  # waits for answers that are held back
 
 
 # In the first case nothing needs to come within the time.

@@ -53,7 +53,7 @@ def damage(world: World, rng: random.Random) -> None:
         path.write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
 
 
-@pytest.mark.by_turns  # long random histories; test_rescale_store has short ones
+@pytest.mark.full  # long random histories; test_rescale_store has short ones
 @pytest.mark.parametrize(
     "large",
     [pytest.param(False, id="small", marks=pytest.mark.full), pytest.param(True, id="files")],

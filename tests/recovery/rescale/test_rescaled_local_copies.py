@@ -254,7 +254,7 @@ def test_a_parent_that_is_never_free_when_it_is_wanted_is_given_up(tmp_path: Pat
     assert [one.source for one in world.reports] == ["durable"]
 
 
-@pytest.mark.by_turns  # scores of changes of parallelism
+@pytest.mark.full  # scores of changes of parallelism
 def test_changes_of_parallelism_without_an_epoch_worth_a_base_do_not_add_up(tmp_path: Path) -> None:
     """Each subtask of the past is looked at once, however many ways lead to it."""
     world = World(tmp_path, 1, large=False)

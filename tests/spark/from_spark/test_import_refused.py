@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.by_turns]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.full]
 
 
 Kinds = type[StateBackendError] | tuple[type[StateBackendError], ...]

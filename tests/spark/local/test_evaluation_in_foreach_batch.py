@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from statebackend import StateBackend
     from tests.spark.local.world import World
 
-pytestmark = pytest.mark.by_turns  # many tests alike
+pytestmark = pytest.mark.full  # many tests alike
 
 PARTIAL: dict[str, Callable[[DataFrame], Any]] = {
     "take": lambda frame: frame.take(1),

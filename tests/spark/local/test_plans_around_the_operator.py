@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from statebackend import StateBackend
     from tests.spark.local.world import World
 
-pytestmark = pytest.mark.by_turns  # many tests alike
+pytestmark = pytest.mark.full  # many tests alike
 
 
 def test_an_operator_may_stand_after_a_union(world: World) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 from tests.spark.local.refused import *  # noqa: F403
 from tests.spark.local.refused import _frame
 
-pytestmark = pytest.mark.by_turns  # many tests alike
+pytestmark = pytest.mark.full  # many tests alike
 
 # --- what belongs together -----------------------------------------------------------------------
 

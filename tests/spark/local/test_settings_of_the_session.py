@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from tests.spark.local.world import World
 
-pytestmark = pytest.mark.by_turns  # many tests alike
+pytestmark = pytest.mark.full  # many tests alike
 
 CHECKPOINTING = "org.apache.spark.sql.execution.streaming.checkpointing"
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from statebackend import ProcessorContext, StateBackend
     from tests.spark.local.world import World
 
-pytestmark = pytest.mark.by_turns  # many tests alike
+pytestmark = pytest.mark.full  # many tests alike
 
 register_pickle_by_value(sys.modules[__name__])  # workers need not find this module
 

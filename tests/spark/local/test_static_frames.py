@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from statebackend import StateBackend
     from tests.spark.local.world import World
 
-pytestmark = pytest.mark.by_turns  # many tests alike
+pytestmark = pytest.mark.full  # many tests alike
 
 OUT = "k string, what string, n bigint"
 MODES = {"none": "None", "processing": "ProcessingTime", "event": "EventTime"}
