@@ -2,7 +2,7 @@
 
 Spark repeats a batch whose function had already written when the driver was killed. A table that
 keeps a version for each application lets such a writer find out; for a topic of Kafka, a topic of
-markers does. What stands here gives the names: the application is of the job's identity, and the
+markers does. What stands here gives the names: the application is of the job and its query, and the
 version is the batch's number.
 
 A function that skips a batch has read nothing of its frame, and the state of that batch may have to
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame
 
 from statebackend.continuous.sinks.sink import BatchSink, SinkContext, run_name
 from statebackend.continuous.sinks.table_files import application_of
-from statebackend.errors import IncompleteEpochError, SettingError
+from statebackend.errors import IncompleteEpochError, OutputLostError, SettingError
 from statebackend.runtime.driver.session import RunSession
 from statebackend.spark.java_errors import ShortJavaError
 from statebackend.spark.start.checked_batches import CheckedBatches, session_of
@@ -40,12 +40,16 @@ class BatchOnce:
     """What makes the writes of one batch idempotent; the third argument of a function of `once`.
 
     Attributes:
-        job_id: the job's identity. batch_id: the batch's number, which is its epoch.
+        job_id: the job's identity. query_id: Spark's id of the query: one that begins with a
+            savepoint of the job has another, and the same numbers of batches.
+        batch_id: the batch's number, which is its epoch.
     """
 
     job_id: str
+    query_id: str
     batch_id: int
     new_id: Callable[[], str]
+    _appended: set[tuple[str, str]] = field(default_factory=set)
 
     def application(self, part: str = "") -> str:
         """The name under which a table knows these writes.
@@ -53,7 +57,7 @@ class BatchOnce:
         Args:
             part: tells several writes of one batch into one table from each other.
         """
-        return application_of("", self.job_id, f"foreachBatch {part}")
+        return application_of(self.query_id, self.job_id, _uid(part))
 
     def delta(self, part: str = "") -> dict[str, str]:
         """Options of Spark's writer for a Delta table: a batch that it has is skipped.
@@ -108,22 +112,47 @@ class BatchOnce:
         it must have room for them. A batch that the output has is skipped.
 
         Raises:
-            SchemaError, ConnectorError, OutputLostError: as the sink.
-            SettingError: a `KafkaSink` with ``exactly_once=False``.
+            SchemaError, ConnectorError: as the sink.
+            OutputLostError: as the sink; or the output has later batches already.
+            SettingError: a `KafkaSink` with ``exactly_once=False``; a second frame for one output
+                and part, which would be taken for the first.
         """
         sink.check(frame.schema)
+        if (repr(sink), part) in self._appended:
+            raise SettingError(
+                f"Batch {self.batch_id} is appended to {sink!r} twice.",
+                todo="Give each append a part= of its own, or unite the frames.",
+            )
         application = self.application(part)
-        committer = sink.batch_committer(self.job_id, part)
+        committer = sink.batch_committer(self.query_id, part)
         try:
-            if committer.has(application, self.batch_id):
+            newest = committer.newest(application)
+            if newest > self.batch_id:
+                raise _later(sink, newest, self.batch_id)
+            self._appended.add((repr(sink), part))
+            if newest == self.batch_id:
                 return
             run = run_name(0, self.new_id())
-            of = SinkContext("", f"foreachBatch {part}", run, job_id=self.job_id)
+            of = SinkContext(self.query_id, _uid(part), run, job_id=self.job_id)
             written = frame.mapInArrow(_Written(sink, of, self.batch_id), "committable binary")
             found = [bytes(row[0]) for row in written.collect()]
             committer.commit_batch(application, self.batch_id, found)
         finally:
             committer.close()
+
+
+def _uid(part: str) -> str:
+    return f"foreachBatch {part}"
+
+
+def _later(sink: BatchSink, newest: int, batch_id: int) -> OutputLostError:
+    """Only the last batch is ever repeated, unless somebody has taken the query back."""
+    return OutputLostError(
+        f"{sink!r} has batch {newest} of this query already, and the query runs batch {batch_id}: "
+        "it was taken back.",
+        todo="If the rows of the batches since then may come twice, append with another part=. "
+        "Else undo them, and give the query another output.",
+    )
 
 
 @dataclass(frozen=True)
@@ -139,9 +168,7 @@ class _Written:
         assert task is not None
         # No two tries of a task write to one file.
         run = f"{self.of.run}-{task.taskAttemptId()}"
-        writer = self.sink.open(
-            SinkContext("", self.of.uid, run, task.partitionId(), job_id=self.of.job_id)
-        )
+        writer = self.sink.open(replace(self.of, run=run, subtask=task.partitionId()))
         try:
             for batch in batches:
                 writer.write(batch)
@@ -150,7 +177,8 @@ class _Written:
         except BaseException:
             writer.abort()
             raise
-        yield pa.record_batch([pa.array(found, pa.binary())], names=["committable"])
+        for one in found:
+            yield pa.record_batch([pa.array([one], pa.binary())], names=["committable"])
 
 
 Written = Callable[[DataFrame, int, BatchOnce], Any] | BatchSink
@@ -202,7 +230,7 @@ class OnceBatches(CheckedBatches):
                 todo="Use it for a query of backend.write_stream(...).",
             )
         try:
-            once = BatchOnce(session.job_id(), batch_id, self._new_id)
+            once = BatchOnce(*session.identity(), batch_id, self._new_id)
             result = self._function(frame, batch_id, once)
             _evaluate(session, frame, batch_id)
         except Py4JJavaError as error:

@@ -335,7 +335,7 @@ def test_what_is_asked_beside_epochs_is_answered_by_the_run() -> None:
     """The job's id for a sink, and lookups: no other kind of call is known."""
     store = MemoryStore()
     session = Started(store, {"op": 1}).session
-    assert session.job_id() == manifests_of(store)[-1].job_id
+    assert session.identity()[0] == manifests_of(store)[-1].job_id
     with pytest.raises(ProtocolError, match="other"):
         session.call("other", b"")
 

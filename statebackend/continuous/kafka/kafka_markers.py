@@ -65,7 +65,11 @@ class Marks:
 
     def has(self, run: str, subtask: int, number: int) -> bool:
         """Whether a piece is committed."""
-        return number <= self._last.get(run, {}).get(subtask, -1)
+        return number <= self.newest(run, subtask)
+
+    def newest(self, run: str, subtask: int) -> int:
+        """The last piece that is committed; -1: none."""
+        return self._last.get(run, {}).get(subtask, -1)
 
     def after(self, pieces: Iterable[tuple[str, int, int]]) -> Marks:
         """As it is when these pieces are committed too."""
@@ -189,6 +193,7 @@ class MarkerTopic:
             isolation_level="read_committed",
             enable_partition_eof=True,
             auto_offset_reset="earliest",
+            fetch_wait_max_ms=10,  # at the end, where nothing more comes
             **own,
         )
         until_s = self._system.monotonic_s() + 2 * CALL_S

@@ -74,7 +74,7 @@ class RecordProducer:
         # An aborted transaction throws its records away. Without one, only a fatal error does.
         self._expected_errors = _PURGED if "transactional_id" in own else ()
         self._kafka = kafka_module()
-        self._connection, self._what, self._system = connection, what, system
+        self._connection, self.what, self._system = connection, what, system
         self._watcher = connection.watcher()
         self._failed: Any = None
         self._unreported = _Unreported(self._undelivered)
@@ -136,15 +136,20 @@ class RecordProducer:
             self._failed = self._failed or error.args[0]
             self.check()
 
+    def hear(self) -> None:
+        """Raises `ConnectorError` for what the client has to say by now."""
+        self._poll(self.client)
+        self.check()
+
     def _undelivered(self, error: Any) -> None:
         if error.name() not in self._expected_errors:
             self._failed = self._failed or error
 
     def check(self) -> None:
         """Raises `ConnectorError` for records that could not be written."""
-        self._watcher.check(self._what)
+        self._watcher.check(self.what)
         if self._failed is not None:
-            self._connection.failed(self._what, self._kafka.KafkaException(self._failed))
+            self._connection.failed(self.what, self._kafka.KafkaException(self._failed))
 
     def mark(self) -> Mark:
         """Behind all records so far; each mark is waited for after those before it."""
@@ -167,7 +172,7 @@ class RecordProducer:
             client = self.client
             if client is None:  # which gives a report, of an error, for all that was not sent
                 raise ConnectorError(
-                    f"{self._what} ended before the cluster had all records.",
+                    f"{self.what} ended before the cluster had all records.",
                     todo="Nothing to do: the next run writes them again.",
                 )
             self.check()

@@ -84,7 +84,7 @@ class RowEncoder:
         if len(self.key) > 1:
             return _binary(json_texts(batch.select(list(self.key))))
         column = batch.column(self.key[0])
-        if pt.is_string(column.type) or pt.is_binary(column.type):
+        if any(is_one(column.type) for is_one in _PLAIN):
             return _binary(column)
         texts = json_column(column)
         return _binary(pc.if_else(column.is_valid(), texts, pa.scalar(None, pa.string())))
@@ -95,6 +95,13 @@ def as_names(key: str | Sequence[str] | None) -> tuple[str, ...]:
     if key is None:
         return ()
     return (key,) if isinstance(key, str) else tuple(key)
+
+
+# Spark's batches have the large ones with spark.sql.execution.arrow.useLargeVarTypes.
+_PLAIN: Final = (
+    *(pt.is_string, pt.is_large_string, pt.is_string_view),
+    *(pt.is_binary, pt.is_large_binary, pt.is_binary_view),
+)
 
 
 def _is_plain(schema: T.StructType) -> bool:

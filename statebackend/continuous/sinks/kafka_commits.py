@@ -143,11 +143,11 @@ class Commits:
             self._until_done(what, lambda: producer.client.init_transactions(CALL_S))
         except BaseException:
             try:
-                producer.client.poll(0)  # why the cluster did not answer, such as a wrong password
-                producer.check()
+                producer.hear()  # why the cluster did not answer, such as a wrong password
             finally:
                 producer.close()
             raise
+        producer.what = "Writing in a transaction"
         return producer
 
     def write(self, pieces: Iterable[Piece]) -> None:
@@ -160,9 +160,9 @@ class Commits:
         for some in _portions(left):
             self._commit(some, [(one.run, one.subtask, one.number) for one in some])
 
-    def has(self, run: str, number: int) -> bool:
-        """Whether `write_batch` has committed this."""
-        return self._marks.has(run, 0, number)
+    def newest(self, run: str) -> int:
+        """The last number that `write_batch` has committed; -1: none."""
+        return self._marks.newest(run, 0)
 
     def write_batch(self, run: str, number: int, pieces: Sequence[Piece]) -> None:
         """Commit a batch that is not, all of it in one transaction.
@@ -173,7 +173,7 @@ class Commits:
         Raises:
             ConnectorError: as `write`.
         """
-        if not self.has(run, number):
+        if number > self.newest(run):
             self._commit(pieces, [(run, 0, number)])
 
     def _commit(self, pieces: Sequence[Piece], marked: Sequence[tuple[str, int, int]]) -> None:
@@ -193,7 +193,7 @@ class Commits:
     ) -> None:
         # A failure is not tried again here, but by the next start: to end a failed transaction,
         # librdkafka may take the transactional id over anew, and then the markers must be read.
-        kafka, client = kafka_module(), producer.client
+        kafka, client, began_s = kafka_module(), producer.client, self._system.monotonic_s()
         try:
             client.begin_transaction()
             for piece in pieces:
@@ -202,7 +202,16 @@ class Commits:
             for marker in markers:
                 producer.send(self._markers.name, marker, PARTITION)
             self._until_done("Committing", lambda: client.commit_transaction(CALL_S))
-        except kafka.KafkaException as error:
+        except (kafka.KafkaException, ConnectorError) as error:
+            limit_s = float(self._connection.options.get("transaction.timeout.ms", 60_000)) / 1000
+            if self._system.monotonic_s() - began_s > limit_s:
+                raise ConnectorError(
+                    f"A transaction took longer than transaction.timeout.ms, {limit_s:g} s.",
+                    todo="Raise it in options=, and transaction.max.timeout.ms on the brokers.",
+                ) from error
+            if isinstance(error, ConnectorError):
+                raise
+            producer.hear()  # which record, and why
             self._failed("Committing", error)
 
     def _until_done(self, what: str, call: Any) -> None:
@@ -222,8 +231,8 @@ class Commits:
             raise ConnectorError(
                 f"Another process has taken over the transactional id {self._id!r} of the Kafka "
                 f"cluster {self._connection.servers}.",
-                todo="If it is no newer start of this job, name another transactional_id= and "
-                "commits_topic=: they must be this sink's alone.",
+                todo="If it is no newer start of this job, another sink has its transactional_id= "
+                "or commits_topic=: give that one names of its own.",
             ) from error
         self._connection.failed(what, error)
 
@@ -253,10 +262,11 @@ class KafkaCommitter(BatchCommitter):
 
     Args:
         eager: take the sink over at once; else only when there is something to commit.
+        target: the topic of batches, of which each has its own.
     """
 
-    def __init__(self, commits: Commits, *, eager: bool) -> None:
-        self._commits, self._eager = commits, eager
+    def __init__(self, commits: Commits, *, eager: bool, target: str = "") -> None:
+        self._commits, self._eager, self._target = commits, eager, target
 
     def commit(self, committables: Sequence[bytes]) -> None:
         """In a transaction, what no earlier one holds."""
@@ -265,17 +275,20 @@ class KafkaCommitter(BatchCommitter):
             self._commits.open(begun=bool(pieces))
             self._commits.write(pieces)
 
-    def has(self, application: str, batch_id: int) -> bool:
+    def newest(self, application: str) -> int:
         """Takes the sink over first: whoever had it before writes nothing any more."""
         self._commits.open(begun=False)
-        return self._commits.has(application, batch_id)
+        return self._commits.newest(self._run(application))
 
     def commit_batch(self, application: str, batch_id: int, committables: Sequence[bytes]) -> None:
         """In one transaction."""
         pieces = [decode_committable(data, Piece, FORMAT_VERSION) for data in committables]
         self._commits.open(begun=False)
         if pieces:
-            self._commits.write_batch(application, batch_id, pieces)
+            self._commits.write_batch(self._run(application), batch_id, pieces)
+
+    def _run(self, application: str) -> str:
+        return f"{application} {self._target}"
 
     def close(self) -> None:
         """Disconnect."""

@@ -15,7 +15,7 @@ into the topic, in a transaction (see `kafka_commits`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -81,7 +81,8 @@ class KafkaSink(BatchSink):
                 JSON. Several columns: a JSON object. None: no key.
             exactly_once: by transactions; False: at least once, without waiting for a checkpoint.
             transactional_id: the sink's own in the cluster; by default from the job's name and the
-                sink's uid. Two jobs with one id end each other's transactions.
+                sink's uid, or from the query's id and the topic. Two jobs with one id end each
+                other's transactions.
             commits_topic: a compacted topic of the sink's own, in which it notes what is
                 committed; made if it is not there. By default named after ``transactional_id``.
             options: of librdkafka, by its names, such as ``compression.type``. No secrets.
@@ -102,6 +103,13 @@ class KafkaSink(BatchSink):
     def __repr__(self) -> str:
         return f"KafkaSink({self._connection.servers}, {self._topic})"
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For the subtasks, which connect only if they write at once."""
+        if not self._exactly_once:
+            return self.__dict__
+        plain = KafkaConnection(self._connection.servers, self._connection.options)
+        return {**self.__dict__, "_connection": plain}
+
     def check(self, schema: T.StructType) -> None:
         """Refuse columns that the value or the key has no form for."""
         self._encoder.check(schema)
@@ -118,7 +126,7 @@ class KafkaSink(BatchSink):
         # One that writes at once still commits what was prepared before it was changed to that.
         return KafkaCommitter(Commits(self._connection, id, topic), eager=self._exactly_once)
 
-    def batch_committer(self, job_id: str, part: str) -> BatchCommitter:
+    def batch_committer(self, query_id: str, part: str) -> BatchCommitter:
         """Writes a batch into the topic, in one transaction.
 
         Raises:
@@ -129,8 +137,8 @@ class KafkaSink(BatchSink):
                 "once() was given a KafkaSink(exactly_once=False).",
                 todo='Leave exactly_once= out, or write with Spark\'s format("kafka").',
             )
-        id, topic = names_of(job_id, f"{self._topic} {part}".strip(), *self._names)
-        return KafkaCommitter(Commits(self._connection, id, topic), eager=True)
+        id, topic = names_of(query_id, f"{self._topic} {part}".strip(), *self._names)
+        return KafkaCommitter(Commits(self._connection, id, topic), eager=True, target=self._topic)
 
 
 class _PieceWriter(SinkWriter):

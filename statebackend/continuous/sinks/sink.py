@@ -159,8 +159,8 @@ class BatchCommitter(Committer):
     """
 
     @abstractmethod
-    def has(self, application: str, batch_id: int) -> bool:
-        """Whether a batch is committed, or a later one of this application.
+    def newest(self, application: str) -> int:
+        """The last batch of an application that is committed; -1: none.
 
         Raises:
             ConnectorError: nobody says.
@@ -210,8 +210,8 @@ class BatchSink(Sink):
     """A sink that the batches of a streaming query can be appended to as well: see ``once``."""
 
     @abstractmethod
-    def batch_committer(self, job_id: str, part: str) -> BatchCommitter:
-        """What commits batches, on the driver.
+    def batch_committer(self, query_id: str, part: str) -> BatchCommitter:
+        """What commits the batches of a query, on the driver.
 
         Args:
             part: tells several writes of one batch from each other.

@@ -291,10 +291,10 @@ class TableCommitter(BatchCommitter):
     def __init__(self, place: Place, table: LakeTable) -> None:
         self._place, self._table = place, table
 
-    def has(self, application: str, batch_id: int) -> bool:
-        """Whether the table has it: a batch's number is the version of its files."""
+    def newest(self, application: str) -> int:
+        """As the table knows it: a batch's number is the version of its files."""
         known = self._table.version(application)
-        return known is not None and known >= batch_id
+        return -1 if known is None else known
 
     def commit(self, committables: Sequence[bytes]) -> None:
         """Add what the table does not have.
@@ -327,8 +327,8 @@ class TableCommitter(BatchCommitter):
 class TableSink(BatchSink):
     """A sink whose committer is a `TableCommitter`."""
 
-    def batch_committer(self, job_id: str, part: str) -> BatchCommitter:
-        """The table itself knows the job."""
+    def batch_committer(self, query_id: str, part: str) -> BatchCommitter:
+        """The table itself knows the query."""
         found = self.committer("", f"foreachBatch {part}")
         assert isinstance(found, TableCommitter)
         return found

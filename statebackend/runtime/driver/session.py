@@ -204,9 +204,13 @@ class RunSession:
         assert self._tenure is not None
         return self._coordinator, self._tenure
 
-    def job_id(self) -> str:
-        """The job's id. Waits for the driver's checks, and raises what a request would raise."""
-        return self._ready()[0].run.job_id
+    def identity(self) -> tuple[str, str]:
+        """The job's id, and the query's: a job that begins with a savepoint keeps the first only.
+
+        Waits for the driver's checks, and raises what a request would raise.
+        """
+        run = self._ready()[0].run
+        return run.job_id, run.query_id
 
     @property
     def epoch(self) -> int | None:

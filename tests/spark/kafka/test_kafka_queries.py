@@ -10,7 +10,12 @@ import pytest
 from pyspark.sql import functions as F
 
 from statebackend import KafkaSink
-from tests.spark.local.repeated_batches import check_rows, run_with_repeats
+from tests.spark.local.repeated_batches import (
+    check_refusals,
+    check_rows,
+    run_beside_a_clone,
+    run_with_repeats,
+)
 from tests.spark.local.world import durable_state, failure
 
 if TYPE_CHECKING:
@@ -153,3 +158,23 @@ def test_a_batch_that_fails_after_the_topic_has_it_is_there_once(
     sink = KafkaSink(out, bootstrap_servers=client.servers, key="k")
     run_with_repeats(world, commit, lambda frame, once: once.append(frame, sink))
     check_rows(world, [json.loads(value) for value in client.values(out)])
+
+
+def test_a_query_that_begins_with_a_savepoint_has_batches_of_its_own(
+    world: World, client: KafkaClient
+) -> None:
+    out = client.topic()
+    run_beside_a_clone(world, KafkaSink(out, bootstrap_servers=client.servers))
+    rows = [json.loads(value) for value in client.values(out)]
+    assert sum(len(row["ids"]) for row in rows) == 4 * 20 + 2 * 20
+
+
+def test_a_batch_that_would_be_taken_for_another_one_is_refused(
+    world: World, client: KafkaClient
+) -> None:
+    topics = [client.topic(), client.topic()]
+    own = {"transactional_id": topics[0], "commits_topic": f"{topics[0]}-c"}
+    frame = world.spark.createDataFrame([(1,)], "n bigint")
+    for name in topics:  # under one name, one after the other
+        check_refusals(frame, KafkaSink(name, bootstrap_servers=client.servers, **own))
+        assert len(client.values(name)) == 3

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from pyspark.errors import StreamingQueryException
 
 import statebackend
 from statebackend import BatchOnce
+from statebackend.errors import OutputLostError, SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyspark.sql import DataFrame
 
+    from statebackend.continuous.sinks.sink import BatchSink
     from tests.spark.local.world import World
 
-__all__ = ["check_rows", "run_with_repeats"]
+__all__ = ["check_refusals", "check_rows", "run_beside_a_clone", "run_with_repeats"]
 
 
 def run_with_repeats(
@@ -55,3 +58,37 @@ def check_rows(world: World, rows: list[Any]) -> None:
         seen[row["k"]] = sorted(seen.get(row["k"], []) + row["ids"])
         assert row["total"] == sum(seen[row["k"]])
     assert seen == {k: sorted(ids) for k, ids in world.input.ids().items()}
+
+
+def run_beside_a_clone(world: World, sink: BatchSink) -> None:
+    """Four batches; then a query that begins after the second one, and has the others as well."""
+
+    def run(**given: Any) -> Any:
+        backend = world.backend(**given)
+        world.run(backend, world.ledger(backend), backend.once(sink))
+        return backend
+
+    world.input.add_batches(2)
+    savepoint = run().savepoint()
+    world.input.add_batches(2)
+    run()
+    world.location, world.local = world.root / "location-2", world.root / "local-2"
+    run(job="clone", savepoint=savepoint)
+    assert world.committed()[-1] == 3
+
+
+def check_refusals(frame: DataFrame, sink: BatchSink) -> None:
+    """A query that was taken back, and a frame that would be taken for another one."""
+
+    def once(batch: int, query: str = "q") -> BatchOnce:
+        return BatchOnce("j", query, batch, lambda: "n")
+
+    once(5).append(frame, sink)
+    once(5).append(frame, sink)
+    with pytest.raises(OutputLostError, match="has batch 5"):
+        once(4).append(frame, sink)
+    other = once(4, "r")
+    other.append(frame, sink)
+    with pytest.raises(SettingError, match="twice"):
+        other.append(frame, sink)
+    other.append(frame, sink, part="late")

@@ -12,7 +12,12 @@ from statebackend import once_batches
 from statebackend.errors import SettingError
 from statebackend.spark.start import checked_batches
 from tests.continuous.sinks.lake_tables import LakeTable
-from tests.spark.local.repeated_batches import check_rows, run_with_repeats
+from tests.spark.local.repeated_batches import (
+    check_refusals,
+    check_rows,
+    run_beside_a_clone,
+    run_with_repeats,
+)
 from tests.spark.local.world import finish
 
 if TYPE_CHECKING:
@@ -35,6 +40,24 @@ def test_a_batch_that_fails_after_the_table_has_it_is_there_once(
     sink = table.sink()
     run_with_repeats(world, commit, lambda frame, once: once.append(frame, sink))
     check_rows(world, table.read().to_pylist())
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_a_query_that_begins_with_a_savepoint_has_batches_of_its_own(
+    world: World, tmp_path: Path, kind: str
+) -> None:
+    table = LakeTable(kind, tmp_path / "table")
+    run_beside_a_clone(world, table.sink())
+    assert sum(len(row["ids"]) for row in table.read().to_pylist()) == 4 * 20 + 2 * 20
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_a_batch_that_would_be_taken_for_another_one_is_refused(
+    world: World, tmp_path: Path, kind: str
+) -> None:
+    table = LakeTable(kind, tmp_path / "table")
+    check_refusals(world.spark.createDataFrame([(1,)], "n bigint"), table.sink())
+    assert len(table.read()) == 3
 
 
 def test_a_batch_that_is_faster_than_the_drivers_checks_waits_for_them(
