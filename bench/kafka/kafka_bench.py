@@ -16,6 +16,7 @@ filled first, and the first run at a rate is thrown away. Each round begins with
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -135,6 +136,7 @@ class _Bench:
         """What a run found, or why it failed."""
         folder = self._work / "side"
         folder.mkdir()
+        os.sync()  # else this side waits for the disk with what the one before has written
         busy = busy_share()
         try:
             found: dict[str, Any] = run(side, exactly_once, folder)

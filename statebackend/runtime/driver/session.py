@@ -205,10 +205,7 @@ class RunSession:
         return self._coordinator, self._tenure
 
     def identity(self) -> tuple[str, str]:
-        """The job's id, and the query's: a job that begins with a savepoint keeps the first only.
-
-        Waits for the driver's checks, and raises what a request would raise.
-        """
+        """The job's id, and the query's. Waits for the driver's checks, and raises as a request."""
         run = self._ready()[0].run
         return run.job_id, run.query_id
 
