@@ -206,8 +206,7 @@ class RunSession:
 
     def identity(self) -> tuple[str, str]:
         """The job's id, and the query's. Waits for the driver's checks, and raises as a request."""
-        run = self._ready()[0].run
-        return run.job_id, run.query_id
+        return (run := self._ready()[0].run).job_id, run.query_id
 
     @property
     def epoch(self) -> int | None:
