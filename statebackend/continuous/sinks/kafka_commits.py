@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import msgspec
 import pyarrow as pa
@@ -203,16 +203,25 @@ class Commits:
                 producer.send(self._markers.name, marker, PARTITION)
             self._until_done("Committing", lambda: client.commit_transaction(CALL_S))
         except (kafka.KafkaException, ConnectorError) as error:
-            limit_s = float(self._connection.options.get("transaction.timeout.ms", 60_000)) / 1000
-            if self._system.monotonic_s() - began_s > limit_s:
-                raise ConnectorError(
-                    f"A transaction took longer than transaction.timeout.ms, {limit_s:g} s.",
-                    todo="Raise it in options=, and transaction.max.timeout.ms on the brokers.",
-                ) from error
-            if isinstance(error, ConnectorError):
-                raise
+            self._given_up(producer, error, self._system.monotonic_s() - began_s)
+
+    def _given_up(self, producer: RecordProducer, error: Exception, took_s: float) -> NoReturn:
+        """Raises why a transaction has failed."""
+        try:
             producer.hear()  # which record, and why
-            self._failed("Committing", error)
+        except ConnectorError as found:
+            error = found
+        cause = error.__cause__ if isinstance(error, ConnectorError) else error
+        limit_s = float(self._connection.options.get("transaction.timeout.ms", 60_000)) / 1000
+        if took_s > limit_s:
+            raise ConnectorError(
+                f"A transaction took longer than transaction.timeout.ms, {limit_s:g} s, and then "
+                f"failed: {self._connection.shown(cause or error)}.",
+                todo="Raise it in options=, and transaction.max.timeout.ms on the brokers.",
+            ) from error
+        if isinstance(cause, kafka_module().KafkaException):
+            self._failed("Writing in a transaction", cause)
+        raise error
 
     def _until_done(self, what: str, call: Any) -> None:
         """Repeat what may be repeated, for a while."""
@@ -225,7 +234,7 @@ class Commits:
                 if not error.args[0].retriable() or self._system.monotonic_s() > until_s:
                     self._failed(what, error)
 
-    def _failed(self, what: str, error: BaseException) -> None:
+    def _failed(self, what: str, error: BaseException) -> NoReturn:
         said: Any = error.args[0]
         if said.name() in ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH"):
             raise ConnectorError(

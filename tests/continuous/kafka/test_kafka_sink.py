@@ -17,7 +17,7 @@ import pytest
 
 from statebackend.continuous.kafka.kafka_connection import KafkaConnection
 from statebackend.continuous.kafka.kafka_producing import Mark, RecordProducer
-from statebackend.continuous.sinks.kafka_commits import names_of
+from statebackend.continuous.sinks.kafka_commits import Commits, names_of
 from statebackend.continuous.sinks.kafka_sink import KafkaSink
 from statebackend.continuous.sinks.sink import SinkContext, SinkWriter, run_name
 from statebackend.errors import ConnectorError, OutputLostError, SettingError
@@ -293,6 +293,20 @@ def test_a_batch_is_committed_whole_and_once_though_it_comes_in_other_pieces(
     again.close()
     with pytest.raises(SettingError, match="exactly_once"):
         sink(client, topic, exactly_once=False).batch_committer(topic, "")
+
+
+def test_a_transaction_that_took_too_long_is_not_told_as_taken_over(client: KafkaClient) -> None:
+    topic = client.topic()
+    old, new = (Commits(KafkaConnection(client.servers), topic, f"{topic}-c") for _ in range(2))
+    for one in (old, new):
+        one.open(begun=False)
+    assert old._producer is not None
+    for took_s, said in ((61.0, "transaction.timeout.ms, 60 s"), (1.0, "no room")):
+        with pytest.raises(ConnectorError, match=said):
+            old._given_up(old._producer, ConnectorError("no room", todo="Wait."), took_s)
+    with pytest.raises(ConnectorError, match="taken over"):
+        old.write_batch("app", 1, [])
+    new.close()
 
 
 @pytest.mark.parametrize("where", ["before all", "before the transaction", "in the transaction"])
