@@ -51,7 +51,7 @@ class KafkaSizes:
     rate: int = 2000
     seconds: float = 20.0
     warm_s: float = 8.0
-    rows: int = 4_000_000
+    rows: int = 12_000_000
     most_s: float = 20.0
     most_warm_s: float = 5.0
     keys: int = 100_000
