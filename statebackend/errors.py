@@ -234,7 +234,7 @@ class ConnectorError(StorageError):
 
 
 class OutputLostError(StorageError):
-    """Output of a checkpoint is gone, and it is not known whether readers have seen it."""
+    """Output is gone, or is ahead of the query: it is not known what readers have seen."""
 
     code = "SB2005"
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -23,7 +24,12 @@ from pyspark.sql import DataFrame
 
 from statebackend.continuous.sinks.sink import BatchSink, SinkContext, run_name
 from statebackend.continuous.sinks.table_files import application_of
-from statebackend.errors import IncompleteEpochError, OutputLostError, SettingError
+from statebackend.errors import (
+    IncompleteEpochError,
+    OutputLostError,
+    SettingError,
+    StoreUnreachableError,
+)
 from statebackend.runtime.driver.session import RunSession
 from statebackend.spark.java_errors import ShortJavaError
 from statebackend.spark.start.checked_batches import CheckedBatches, session_of
@@ -31,6 +37,7 @@ from statebackend.system import SYSTEM
 
 __all__ = ["BatchOnce", "OnceBatches", "once"]
 
+_RECORDS_S: Final = 60.0
 _CONF: Final = "spark.databricks.delta.write."
 _ICEBERG: Final = "snapshot-property.statebackend."
 
@@ -49,7 +56,10 @@ class BatchOnce:
     query_id: str
     batch_id: int
     new_id: Callable[[], str]
-    _appended: set[tuple[str, str]] = field(default_factory=set)
+    await_records: Callable[[], None] = lambda: None
+    _appended: set[tuple[str, str]] = field(
+        default_factory=set, init=False, repr=False, compare=False
+    )
 
     def application(self, part: str = "") -> str:
         """The name under which a table knows these writes.
@@ -57,7 +67,7 @@ class BatchOnce:
         Args:
             part: tells several writes of one batch into one table from each other.
         """
-        return application_of(self.query_id, self.job_id, _uid(part))
+        return application_of(self.query_id, self.job_id, f"foreachBatch {part}")
 
     def delta(self, part: str = "") -> dict[str, str]:
         """Options of Spark's writer for a Delta table: a batch that it has is skipped.
@@ -123,36 +133,44 @@ class BatchOnce:
                 f"Batch {self.batch_id} is appended to {sink!r} twice.",
                 todo="Give each append a part= of its own, or unite the frames.",
             )
-        application = self.application(part)
+        uid = f"append {part}"  # apart from what the function writes itself
+        application = application_of(self.query_id, self.job_id, uid)
         committer = sink.batch_committer(self.query_id, part)
         try:
             newest = committer.newest(application)
             if newest > self.batch_id:
                 raise _later(sink, newest, self.batch_id)
+            if newest < self.batch_id:
+                run = run_name(0, self.new_id())
+                of = SinkContext(self.query_id, uid, run, job_id=self.job_id)
+                written = frame.mapInArrow(_Written(sink, of, self.batch_id), "committable binary")
+                found = [bytes(row[0]) for row in written.collect()]
+                self.await_records()
+                committer.commit_batch(application, self.batch_id, found)
             self._appended.add((repr(sink), part))
-            if newest == self.batch_id:
-                return
-            run = run_name(0, self.new_id())
-            of = SinkContext(self.query_id, _uid(part), run, job_id=self.job_id)
-            written = frame.mapInArrow(_Written(sink, of, self.batch_id), "committable binary")
-            found = [bytes(row[0]) for row in written.collect()]
-            committer.commit_batch(application, self.batch_id, found)
         finally:
             committer.close()
 
 
-def _uid(part: str) -> str:
-    return f"foreachBatch {part}"
-
-
 def _later(sink: BatchSink, newest: int, batch_id: int) -> OutputLostError:
-    """Only the last batch is ever repeated, unless somebody has taken the query back."""
+    """Only the last batch is ever repeated: no output has one whose state may have to go back."""
     return OutputLostError(
         f"{sink!r} has batch {newest} of this query already, and the query runs batch {batch_id}: "
-        "it was taken back.",
-        todo="If the rows of the batches since then may come twice, append with another part=. "
-        "Else undo them, and give the query another output.",
+        "another driver has gone on with it, or it was taken back.",
+        todo="If another driver runs the query, stop this one. If it was taken back, undo the rows "
+        "of the batches since, where you can, and append with another part=.",
     )
+
+
+def _await_records(session: RunSession) -> None:
+    """With asynchronous commits the state goes back by a batch: the output must not be ahead."""
+    if not session.drain(_RECORDS_S):
+        raise StoreUnreachableError(
+            f"The store has not taken the state of the batches so far in {_RECORDS_S:g} s.",
+            todo="See whether it is slow; the next start repeats the batch.",
+        )
+    if session.failure is not None:
+        raise session.failure
 
 
 @dataclass(frozen=True)
@@ -230,7 +248,8 @@ class OnceBatches(CheckedBatches):
                 todo="Use it for a query of backend.write_stream(...).",
             )
         try:
-            once = BatchOnce(*session.identity(), batch_id, self._new_id)
+            awaited = partial(_await_records, session)
+            once = BatchOnce(*session.identity(), batch_id, self._new_id, awaited)
             result = self._function(frame, batch_id, once)
             _evaluate(session, frame, batch_id)
         except Py4JJavaError as error:

@@ -90,15 +90,12 @@ class KafkaConnection:
     def __repr__(self) -> str:
         return f"KafkaConnection({self.servers!r})"
 
-    def with_defaults(self, defaults: Options) -> KafkaConnection:
-        """The same, with options for which the user has named no value."""
-        return KafkaConnection(self.servers, {**defaults, **self.options}, self.secrets)
-
-    def settings(self, **own: Any) -> dict[str, Any]:
+    def settings(self, defaults: Options | None = None, **own: Any) -> dict[str, Any]:
         """For a client of librdkafka; with the secrets, so it is kept nowhere.
 
         Args:
-            own: more of them, with ``_`` for ``.``.
+            defaults: where the user has named no value. own: whatever the user has named, with
+                ``_`` for ``.``.
         """
         made = {
             name if name.endswith("_cb") else name.replace("_", "."): value
@@ -106,6 +103,7 @@ class KafkaConnection:
         }
         return {
             "client.id": "statebackend",
+            **(defaults or {}),
             **self.options,
             **(self.secrets() if self.secrets is not None else {}),
             "bootstrap.servers": self.servers,
@@ -113,15 +111,20 @@ class KafkaConnection:
             **made,
         }
 
-    def client(self, make: Callable[[dict[str, Any]], Any], **own: Any) -> Any:
-        """A client of librdkafka.
+    def client(
+        self,
+        make: Callable[[dict[str, Any]], Any],
+        defaults: Options | None = None,
+        **own: Any,
+    ) -> Any:
+        """A client of librdkafka; see `settings`.
 
         Raises:
             SettingError: an option that there is not, or a value that it does not take.
         """
         kafka = kafka_module()
         try:
-            return make(self.settings(**own))
+            return make(self.settings(defaults, **own))
         except kafka.KafkaException as error:
             raise SettingError(
                 f"A client of Kafka does not take its options: {self.shown(error)}.",

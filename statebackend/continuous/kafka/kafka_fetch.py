@@ -96,8 +96,9 @@ class PartitionFetcher:
         self._watcher = connection.watcher()
         self._partitions: dict[tuple[str, int], FetchedPartition] = {}
         self._checked: set[tuple[str, str]] = set()
-        self._consumer: Any = connection.with_defaults(_DEFAULTS).client(
+        self._consumer: Any = connection.client(
             self._kafka.Consumer,
+            _DEFAULTS,
             group_id=group or "statebackend",
             isolation_level=isolation,
             enable_auto_commit=False,

@@ -186,7 +186,7 @@ class MarkerTopic:
         """
         kafka = kafka_module()
         marks, place = Marks(), kafka.TopicPartition(self.name, PARTITION, 0)
-        own = {"group_id": "statebackend", "enable_auto_commit": False}
+        own: dict[str, Any] = {"group_id": "statebackend", "enable_auto_commit": False}
         seen = self._connection.client(kafka.Consumer, isolation_level="read_uncommitted", **own)
         consumer = self._connection.client(
             kafka.Consumer,

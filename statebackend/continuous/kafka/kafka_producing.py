@@ -79,8 +79,9 @@ class RecordProducer:
         self._failed: Any = None
         self._unreported = _Unreported(self._undelivered)
         self._sent = self._polls = 0
-        self.client: Any = connection.with_defaults(_DEFAULTS).client(
+        self.client: Any = connection.client(
             self._kafka.Producer,
+            _DEFAULTS,
             enable_idempotence=True,
             delivery_report_only_error=True,
             queue_buffering_max_messages=2 * QUEUED_ROWS,

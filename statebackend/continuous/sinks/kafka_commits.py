@@ -212,16 +212,18 @@ class Commits:
         except ConnectorError as found:
             error = found
         cause = error.__cause__ if isinstance(error, ConnectorError) else error
+        if not isinstance(cause, kafka_module().KafkaException):
+            raise error
         limit_s = float(self._connection.options.get("transaction.timeout.ms", 60_000)) / 1000
-        if took_s > limit_s:
+        if _is_fenced(cause) and took_s > limit_s:
             raise ConnectorError(
-                f"A transaction took longer than transaction.timeout.ms, {limit_s:g} s, and then "
-                f"failed: {self._connection.shown(cause or error)}.",
-                todo="Raise it in options=, and transaction.max.timeout.ms on the brokers.",
+                f"The Kafka cluster {self._connection.servers} has given up a transaction that "
+                f"took {took_s:.0f} s, or another process has taken over the transactional id "
+                f"{self._id!r} meanwhile.",
+                todo="If it was the time, raise transaction.timeout.ms in options=, and "
+                "transaction.max.timeout.ms on the brokers.",
             ) from error
-        if isinstance(cause, kafka_module().KafkaException):
-            self._failed("Writing in a transaction", cause)
-        raise error
+        self._failed("Writing in a transaction", cause)
 
     def _until_done(self, what: str, call: Any) -> None:
         """Repeat what may be repeated, for a while."""
@@ -235,8 +237,7 @@ class Commits:
                     self._failed(what, error)
 
     def _failed(self, what: str, error: BaseException) -> NoReturn:
-        said: Any = error.args[0]
-        if said.name() in ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH"):
+        if _is_fenced(error):
             raise ConnectorError(
                 f"Another process has taken over the transactional id {self._id!r} of the Kafka "
                 f"cluster {self._connection.servers}.",
@@ -250,6 +251,11 @@ class Commits:
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.close()
+
+
+def _is_fenced(error: BaseException) -> bool:
+    said: Any = error.args[0]
+    return said.name() in ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH")
 
 
 def _portions(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from statebackend.continuous.kafka.kafka_connection import KafkaConnection
 from statebackend.continuous.kafka.kafka_producing import Mark, RecordProducer
@@ -301,9 +302,15 @@ def test_a_transaction_that_took_too_long_is_not_told_as_taken_over(client: Kafk
     for one in (old, new):
         one.open(begun=False)
     assert old._producer is not None
-    for took_s, said in ((61.0, "transaction.timeout.ms, 60 s"), (1.0, "no room")):
+    fenced = KafkaException(KafkaError(KafkaError._FENCED))
+    full = ConnectorError("no room", todo="Wait.")
+    for error, took_s, said in (
+        (fenced, 61.0, "took 61 s"),
+        (fenced, 1.0, "taken over"),
+        (full, 61.0, "no room"),
+    ):
         with pytest.raises(ConnectorError, match=said):
-            old._given_up(old._producer, ConnectorError("no room", todo="Wait."), took_s)
+            old._given_up(old._producer, error, took_s)
     with pytest.raises(ConnectorError, match="taken over"):
         old.write_batch("app", 1, [])
     new.close()

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PythonException, StreamingQueryException
 
 import statebackend
 from statebackend import BatchOnce
 from statebackend.errors import OutputLostError, SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from pyspark.sql import DataFrame
 
@@ -77,6 +77,11 @@ def run_beside_a_clone(world: World, sink: BatchSink) -> None:
     assert world.committed()[-1] == 3
 
 
+def _failing(batches: Iterable[Any]) -> Iterator[Any]:
+    raise RuntimeError("the first try")
+    yield from batches
+
+
 def check_refusals(frame: DataFrame, sink: BatchSink) -> None:
     """A query that was taken back, and a frame that would be taken for another one."""
 
@@ -88,6 +93,8 @@ def check_refusals(frame: DataFrame, sink: BatchSink) -> None:
     with pytest.raises(OutputLostError, match="has batch 5"):
         once(4).append(frame, sink)
     other = once(4, "r")
+    with pytest.raises(PythonException):
+        other.append(frame.mapInArrow(_failing, frame.schema), sink)
     other.append(frame, sink)
     with pytest.raises(SettingError, match="twice"):
         other.append(frame, sink)
