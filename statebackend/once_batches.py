@@ -137,11 +137,12 @@ class BatchOnce:
         application = application_of(self.query_id, self.job_id, uid)
         committer = sink.batch_committer(self.query_id, part)
         try:
-            newest = committer.newest(application)
-            if newest > self.batch_id:
-                raise _later(sink, newest, self.batch_id)
-            if newest < self.batch_id:
+            last = committer.last_batch(application)
+            if last > self.batch_id:
+                raise _output_ahead(sink, last, self.batch_id)
+            if last < self.batch_id:
                 run = run_name(0, self.new_id())
+                # By the query in place of the job's name: a clone may have the same name.
                 of = SinkContext(self.query_id, uid, run, job_id=self.job_id)
                 written = frame.mapInArrow(_Written(sink, of, self.batch_id), "committable binary")
                 found = [bytes(row[0]) for row in written.collect()]
@@ -152,10 +153,10 @@ class BatchOnce:
             committer.close()
 
 
-def _later(sink: BatchSink, newest: int, batch_id: int) -> OutputLostError:
+def _output_ahead(sink: BatchSink, last: int, batch_id: int) -> OutputLostError:
     """Only the last batch is ever repeated: no output has one whose state may have to go back."""
     return OutputLostError(
-        f"{sink!r} has batch {newest} of this query already, and the query runs batch {batch_id}: "
+        f"{sink!r} has batch {last} of this query already, and the query runs batch {batch_id}: "
         "another driver has gone on with it, or it was taken back.",
         todo="If another driver runs the query, stop this one. If it was taken back, undo the rows "
         "of the batches since, where you can, and append with another part=.",

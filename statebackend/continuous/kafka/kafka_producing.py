@@ -137,8 +137,8 @@ class RecordProducer:
             self._failed = self._failed or error.args[0]
             self.check()
 
-    def hear(self) -> None:
-        """Raises `ConnectorError` for what the client has to say by now."""
+    def poll_and_check(self) -> None:
+        """As `check`, with what the client has not reported yet."""
         self._poll(self.client)
         self.check()
 

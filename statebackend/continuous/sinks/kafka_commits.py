@@ -143,7 +143,8 @@ class Commits:
             self._until_done(what, lambda: producer.client.init_transactions(CALL_S))
         except BaseException:
             try:
-                producer.hear()  # why the cluster did not answer, such as a wrong password
+                # Why the cluster did not answer, such as a wrong password.
+                producer.poll_and_check()
             finally:
                 producer.close()
             raise
@@ -160,7 +161,7 @@ class Commits:
         for some in _portions(left):
             self._commit(some, [(one.run, one.subtask, one.number) for one in some])
 
-    def newest(self, run: str) -> int:
+    def last_batch(self, run: str) -> int:
         """The last number that `write_batch` has committed; -1: none."""
         return self._marks.newest(run, 0)
 
@@ -173,7 +174,7 @@ class Commits:
         Raises:
             ConnectorError: as `write`.
         """
-        if number > self.newest(run):
+        if number > self.last_batch(run):
             self._commit(pieces, [(run, 0, number)])
 
     def _commit(self, pieces: Sequence[Piece], marked: Sequence[tuple[str, int, int]]) -> None:
@@ -203,12 +204,12 @@ class Commits:
                 producer.send(self._markers.name, marker, PARTITION)
             self._until_done("Committing", lambda: client.commit_transaction(CALL_S))
         except (kafka.KafkaException, ConnectorError) as error:
-            self._given_up(producer, error, self._system.monotonic_s() - began_s)
+            self._raise_failure(producer, error, self._system.monotonic_s() - began_s)
 
-    def _given_up(self, producer: RecordProducer, error: Exception, took_s: float) -> NoReturn:
+    def _raise_failure(self, producer: RecordProducer, error: Exception, took_s: float) -> NoReturn:
         """Raises why a transaction has failed."""
         try:
-            producer.hear()  # which record, and why
+            producer.poll_and_check()  # which record, and why
         except ConnectorError as found:
             error = found
         cause = error.__cause__ if isinstance(error, ConnectorError) else error
@@ -290,10 +291,10 @@ class KafkaCommitter(BatchCommitter):
             self._commits.open(begun=bool(pieces))
             self._commits.write(pieces)
 
-    def newest(self, application: str) -> int:
+    def last_batch(self, application: str) -> int:
         """Takes the sink over first: whoever had it before writes nothing any more."""
         self._commits.open(begun=False)
-        return self._commits.newest(self._run(application))
+        return self._commits.last_batch(self._run(application))
 
     def commit_batch(self, application: str, batch_id: int, committables: Sequence[bytes]) -> None:
         """In one transaction."""

@@ -9,7 +9,8 @@ checkpoint never completes before its output is delivered, and a restore repeats
 Exactly once: a transaction that is open cannot be handed from one process to another, so none is
 open while a checkpoint is made. What rows there are is encoded in the subtasks, and at the barrier
 it becomes a part of the checkpoint itself. When the checkpoint is complete the driver writes it
-into the topic, in a transaction (see `kafka_commits`).
+into the topic, in a transaction (see `kafka_commits`). So it does with a batch of a streaming query
+(see ``once``), which is written whole.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ class BatchCommitter(Committer):
     """
 
     @abstractmethod
-    def newest(self, application: str) -> int:
+    def last_batch(self, application: str) -> int:
         """The last batch of an application that is committed; -1: none.
 
         Raises:

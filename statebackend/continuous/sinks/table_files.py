@@ -291,7 +291,7 @@ class TableCommitter(BatchCommitter):
     def __init__(self, place: Place, table: LakeTable) -> None:
         self._place, self._table = place, table
 
-    def newest(self, application: str) -> int:
+    def last_batch(self, application: str) -> int:
         """As the table knows it: a batch's number is the version of its files."""
         known = self._table.version(application)
         return -1 if known is None else known

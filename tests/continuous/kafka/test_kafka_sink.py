@@ -278,12 +278,12 @@ def test_a_batch_is_committed_whole_and_once_though_it_comes_in_other_pieces(
     topic = client.topic(2)
     found = sink(client, topic)
     first = found.batch_committer(topic, "")
-    assert first.newest("app") == -1
+    assert first.last_batch("app") == -1
     first.commit_batch("app", 3, [*prepared(found, 1, 2), *prepared(found, 3, subtask=1)])
     first.commit_batch("app", 3, prepared(found, 1, 2, 3))
-    assert (first.newest("app"), first.newest("other")) == (3, -1)
+    assert (first.last_batch("app"), first.last_batch("other")) == (3, -1)
     again = found.batch_committer(topic, "")
-    assert again.newest("app") == 3
+    assert again.last_batch("app") == 3
     again.commit_batch("app", 3, prepared(found, 3, 2, 1, run="later"))
     with pytest.raises(ConnectorError, match="taken over"):
         first.commit_batch("app", 4, prepared(found, 4))  # frozen since, and thawed
@@ -310,7 +310,7 @@ def test_a_transaction_that_took_too_long_is_not_told_as_taken_over(client: Kafk
         (full, 61.0, "no room"),
     ):
         with pytest.raises(ConnectorError, match=said):
-            old._given_up(old._producer, error, took_s)
+            old._raise_failure(old._producer, error, took_s)
     with pytest.raises(ConnectorError, match="taken over"):
         old.write_batch("app", 1, [])
     new.close()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.full]
+pytestmark = pytest.mark.timeout(900)
 
 
 Kinds = type[StateBackendError] | tuple[type[StateBackendError], ...]

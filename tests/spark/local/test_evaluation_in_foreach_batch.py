@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from statebackend import StateBackend
     from tests.spark.local.world import World
 
-pytestmark = pytest.mark.full  # many tests alike
-
 PARTIAL: dict[str, Callable[[DataFrame], Any]] = {
     "take": lambda frame: frame.take(1),
     "limit": lambda frame: frame.limit(2).collect(),

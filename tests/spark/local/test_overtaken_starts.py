@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from statebackend import StateBackend
     from tests.spark.local.world import World
 
-pytestmark = pytest.mark.full  # many tests alike
-
 CHANGES = ("delete", "rename")
 
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from statebackend import StateBackend
     from tests.spark.local.world import World
 
-pytestmark = pytest.mark.full  # many tests alike
-
 
 def test_an_operator_may_stand_after_a_union(world: World) -> None:
     world.input.add_batches(3)

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 from tests.spark.local.refused import *  # noqa: F403
 from tests.spark.local.refused import _frame
 
-pytestmark = pytest.mark.full  # many tests alike
-
 # --- how a query is started ----------------------------------------------------------------------
 
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from tests.spark.local.world import World
 
-pytestmark = pytest.mark.full  # many tests alike
-
 CHECKPOINTING = "org.apache.spark.sql.execution.streaming.checkpointing"
 
 

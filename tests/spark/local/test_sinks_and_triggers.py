@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from statebackend import ProcessorContext, StateBackend
     from tests.spark.local.world import World
 
-pytestmark = pytest.mark.full  # many tests alike
-
 register_pickle_by_value(sys.modules[__name__])  # workers need not find this module
 
 FILES = ("parquet", "json", "csv", "orc", "text")

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from statebackend import StateBackend
     from tests.spark.local.world import World
 
-pytestmark = pytest.mark.full  # many tests alike
-
 OUT = "k string, what string, n bigint"
 MODES = {"none": "None", "processing": "ProcessingTime", "event": "EventTime"}
 Told = list[tuple[Any, ...]]
