@@ -32,7 +32,8 @@ __all__ = ["Installed", "install", "installed", "uninstall"]
 
 _lock: Final = THREADS.lock()
 _backends: Final[list[tuple[SparkSession, StateBackend]]] = []
-_spark_methods: Final[dict[tuple[type, str], Callable[..., Any]]] = {}
+# None: the class has it from another one.
+_spark_methods: Final[dict[tuple[type, str], Callable[..., Any] | None]] = {}
 
 
 class Installed:
@@ -136,7 +137,10 @@ def _take_out(ended: Callable[[SparkSession, StateBackend], bool]) -> None:
         if not _backends:
             while _spark_methods:
                 (owner, name), method = _spark_methods.popitem()
-                setattr(owner, name, method)
+                if method is None:
+                    delattr(owner, name)
+                else:
+                    setattr(owner, name, method)
 
 
 def installed(spark: SparkSession) -> StateBackend | None:
@@ -167,7 +171,7 @@ def _put_in_place() -> None:
         (StreamingQueryManager, "awaitAnyTermination", told_shortly),
     ):
         method = getattr(owner, name)
-        _spark_methods[owner, name] = method
+        _spark_methods[owner, name] = vars(owner).get(name)
         setattr(owner, name, functools.wraps(method)(made(method)))
 
 

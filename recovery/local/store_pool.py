@@ -7,7 +7,8 @@ and let go at once; one that is in use is not. A holder that does not answer (fr
 is still working) is not waited for beyond a bounded time: the asker makes a store directory of its
 own. Only processes of one user talk to each other there. The hand-over thread also closes what
 nobody used for a while, and flushes what has many epochs in memory only: their local deltas are
-needed until then.
+needed until then. If somebody deletes the folder of the socket, nobody can ask any more: the thread
+closes every store, and the process's next task gets a new store pool.
 """
 
 from __future__ import annotations
@@ -181,15 +182,17 @@ class StorePool:
             held.release()
             return
         held.say_holder(self.address)
-        subtask = held.path.parent
+        subtask, kept = held.path.parent, _Kept(held, self._clock.now_s(), settings)
         with self._lock:
-            before = self._kept.pop(subtask, None)
-            self._kept[subtask] = _Kept(held, self._clock.now_s(), settings)
-            over = self._over(held.path, settings.open_limit)
-            self._forget_deltas(settings.recent_bytes)
-        for one in (before, *over):
-            if one is not None:
-                _let_go(one.held)
+            if self._closed.is_set():
+                over = [kept]
+            else:
+                over = [self._kept.pop(subtask)] if subtask in self._kept else []
+                self._kept[subtask] = kept
+                over += self._over(held.path, settings.open_limit)
+                self._forget_deltas(settings.recent_bytes)
+        for one in over:
+            _let_go(one.held)
 
     def _over(self, path: Path, limit: int) -> list[_Kept]:
         """What a job keeps beyond its limit, unused for longest first; other jobs' stores stay."""
@@ -208,15 +211,19 @@ class StorePool:
 
     def close(self) -> None:
         """Let everything go and close the socket; for tests and at exit."""
-        self._closed.set()
-        with self._lock:
-            kept, self._kept = list(self._kept.values()), {}
-        for one in kept:
-            _let_go(one.held)
+        self._end()
         self._listener.wake()
         self._thread.join(10 * _TICK_S)
         self._listener.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _end(self) -> None:
+        """Let everything go, keep nothing from now on, and be this process's no more."""
+        with self._lock:
+            self._closed.set()
+            kept, self._kept = list(self._kept.values()), {}
+        for one in kept:
+            _let_go(one.held)
         with self._making:
             if self._instance is not None and self._instance[1] is self:
                 StorePool._instance = None
@@ -227,6 +234,11 @@ class StorePool:
         tidied_s = self._clock.now_s()
         while not self._closed.is_set():
             if self._clock.now_s() - tidied_s >= _TICK_S:
+                if not os.path.lexists(self.address):
+                    _log.warning("%s was deleted: open local stores are closed", self.address)
+                    self._end()
+                    self._listener.close()
+                    return
                 try:
                     self._tidy()
                 except Exception:

@@ -2,7 +2,7 @@
 
 ``<local_dir>/.work/<id>/`` is one process's, as long as it holds the lock on the ``lease`` in it.
 No other user can enter ``.work``. What a killed process left behind is removed by the next one that
-starts on the host.
+starts on the host. A process whose folder was deleted makes another.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Workspace:
             LocalDirError: the directory cannot be used.
         """
         try:
-            if self._own is None:
+            if self._own is None or not self._own.is_dir():
                 self._own = self._make()
             return self._own / self._new_id()
         except OSError as error:
@@ -66,8 +66,8 @@ class Workspace:
                 lease = os.open(own / "lease", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 try:
                     fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if os.fstat(lease).st_ino == (own / "lease").stat().st_ino:
-                        self._lease, lease = lease, -1
+                    if _is_current(lease, own):
+                        self._lease, lease = lease, self._lease
                         return own
                 finally:
                     if lease >= 0:
@@ -80,6 +80,12 @@ class Workspace:
                 lease = os.open(folder / "lease", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 try:
                     fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(folder, ignore_errors=True)
+                    if _is_current(lease, folder):  # else it was swept, and is a new process's
+                        shutil.rmtree(folder, ignore_errors=True)
                 finally:
                     os.close(lease)
+
+
+def _is_current(lease: int, folder: Path) -> bool:
+    """Whether an open file is still the lease in a folder."""
+    return os.fstat(lease).st_ino == (folder / "lease").stat().st_ino

@@ -113,6 +113,8 @@ class DelegatedEpochs:
         with cls._making:
             known = cls._instance
             if known is None or known[0] != os.getpid() or known[1]._store_pool is not store_pool:
+                if known is not None and known[0] == os.getpid():
+                    known[1].close()  # its store pool has ended
                 known = cls._instance = (os.getpid(), cls(store_pool))
                 # Before the store pool lets its stores go: a delegated epoch has one open.
                 atexit.register(_at_exit, *known)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from recovery.local.store_directory import HOLDER
 from recovery.local.store_pool import ask_for
 from tests.recovery.driver import Changes
 from tests.recovery.local.open_stores import (
@@ -47,6 +49,9 @@ for line in sys.stdin:
     if command == "open":
         held, reason = local.acquire(float(numbers[0]))
         answer = [held.path.name, reason, *map(str, seen(held))]
+    elif command == "pool":  # as each task gets it
+        store_pool = StorePool.of_process(REAL, StorePoolSettings())
+        local = subtask(Path(sys.argv[1]), store_pool)
     elif command == "write":
         written(held, *map(int, numbers))
     elif command == "flush":
@@ -104,6 +109,24 @@ def test_a_store_that_is_not_in_use_is_handed_over_at_once_with_all_it_holds(
     written(held, 4)
     held.release()
     assert worker.do("open 60") == [name, "", "4", "b'4'"]
+
+
+def test_a_holder_whose_socket_was_deleted_lets_its_stores_go(
+    tmp_path: Path, worker: Worker
+) -> None:
+    name = worker.do("open 0", "write 0 1", "keep", "open 0")[0]
+    worker.do("keep")
+    for _ in range(2):  # with the next store pool, too
+        socket_path = Path((subtask(tmp_path).path / name / HOLDER).read_text())
+        shutil.rmtree(socket_path.parent)
+        started_s = time.monotonic()
+        held, reason = subtask(tmp_path).acquire(TIMEOUT_S)
+        assert time.monotonic() - started_s < AT_ONCE_S
+        assert (held.path.name, reason) == (name, "")
+        assert seen(held) == (1, b"1")
+        held.release()
+        assert worker.do("pool", "open 60", "keep") is None
+        assert Path((subtask(tmp_path).path / name / HOLDER).read_text()) != socket_path
 
 
 def test_a_store_that_is_kept_open_is_taken_up_by_its_own_process_without_asking(

@@ -178,12 +178,13 @@ def test_local_copies_that_vanish_while_the_query_runs_are_made_up_for(world: Wo
             shutil.rmtree(world.local)
         world.sink(frame, batch)
 
-    world.input.add_batches(4)
+    world.input.add_batches(8)
     backend = world.run_ledger(losing)
     world.check(backend)
     again = [r for r in backend.restores() if r.epoch == 1]
     assert [r.source for r in again] == ["durable"] * 2
     assert all("no local copy" in r.reason for r in again)
+    assert {r.epoch for r in backend.restores()} == {-1, 1}, "from then on they are found again"
 
 
 def test_a_start_that_spark_refuses_leaves_the_job_as_it_was(world: World) -> None:
