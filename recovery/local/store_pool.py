@@ -7,8 +7,8 @@ and let go at once; one that is in use is not. A holder that does not answer (fr
 is still working) is not waited for beyond a bounded time: the asker makes a store directory of its
 own. Only processes of one user talk to each other there. The hand-over thread also closes what
 nobody used for a while, and flushes what has many epochs in memory only: their local deltas are
-needed until then. If somebody deletes the folder of the socket, nobody can ask any more: the thread
-closes every store, and the process's next task gets a new store pool.
+needed until then. If somebody deletes the socket (it may lie in another job's ``local_dir``, or in
+a folder for temporary files), the thread opens another and names that in the store directories.
 """
 
 from __future__ import annotations
@@ -84,6 +84,10 @@ class _Kept:
     settings: StorePoolSettings
 
 
+def _temporary_folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="sb-"))
+
+
 class StorePool:
     """The stores of this process that are open and not in use. Thread-safe.
 
@@ -95,19 +99,18 @@ class StorePool:
     _making: ClassVar[Lock] = THREADS.lock()  # of this process, as the instance is
 
     def __init__(
-        self, clock: Clock, settings: StorePoolSettings, folder: Path | None = None
+        self,
+        clock: Clock,
+        settings: StorePoolSettings,
+        folder: Callable[[], Path] = _temporary_folder,
     ) -> None:
         self._clock, self._settings = clock, settings
         self._kept: dict[Path, _Kept] = {}  # by the subtask's folder
         self.swept: dict[str, str] = {}  # in which run a folder was looked through for old copies
         self._lock = clock.threads.lock()
         self._closed = clock.threads.event()
-        self._folder = folder or Path(tempfile.mkdtemp(prefix="sb-"))
-        self._folder.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
-        self.address = str(self._folder / "door")
-        self._listener = Listener(
-            Path(self.address), "asked for a local store", tick_s=_TICK_S, closed=self._closed
-        )
+        self._new_folder = folder
+        self._open_socket()
         # A hand-over takes the interpreter a dozen times from a task that computes: at the usual
         # 5 ms each that was 40 ms, and is 15 at this.
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
@@ -115,20 +118,20 @@ class StorePool:
 
     @classmethod
     def of_process(
-        cls, clock: Clock, settings: StorePoolSettings, folder: Callable[[], Path] | None = None
+        cls,
+        clock: Clock,
+        settings: StorePoolSettings,
+        folder: Callable[[], Path] = _temporary_folder,
     ) -> StorePool:
         """This process's store pool; a store goes by the settings that it is kept with.
 
         Args:
-            folder: names a folder for the socket, which is swept when the process has ended.
+            folder: names a new folder for a socket, which is swept when the process has ended.
         """
         with cls._making:
             known = cls._instance
             if known is None or known[0] != os.getpid():
-                known = cls._instance = (
-                    os.getpid(),
-                    cls(clock, settings, folder() if folder else None),
-                )
+                known = cls._instance = (os.getpid(), cls(clock, settings, folder))
                 # A thread that comes back from RocksDB when the interpreter has ended aborts the
                 # process.
                 atexit.register(_at_exit, *known)
@@ -181,18 +184,16 @@ class StorePool:
         if self._closed.is_set() or settings.open_limit < 1 or reopened:
             held.release()
             return
-        held.say_holder(self.address)
-        subtask, kept = held.path.parent, _Kept(held, self._clock.now_s(), settings)
+        subtask = held.path.parent
         with self._lock:
-            if self._closed.is_set():
-                over = [kept]
-            else:
-                over = [self._kept.pop(subtask)] if subtask in self._kept else []
-                self._kept[subtask] = kept
-                over += self._over(held.path, settings.open_limit)
-                self._forget_deltas(settings.recent_bytes)
-        for one in over:
-            _let_go(one.held)
+            held.say_holder(self.address)
+            before = self._kept.pop(subtask, None)
+            self._kept[subtask] = _Kept(held, self._clock.now_s(), settings)
+            over = self._over(held.path, settings.open_limit)
+            self._forget_deltas(settings.recent_bytes)
+        for one in (before, *over):
+            if one is not None:
+                _let_go(one.held)
 
     def _over(self, path: Path, limit: int) -> list[_Kept]:
         """What a job keeps beyond its limit, unused for longest first; other jobs' stores stay."""
@@ -211,35 +212,51 @@ class StorePool:
 
     def close(self) -> None:
         """Let everything go and close the socket; for tests and at exit."""
-        self._end()
+        self._closed.set()
+        with self._lock:
+            kept, self._kept = list(self._kept.values()), {}
+        for one in kept:
+            _let_go(one.held)
         self._listener.wake()
         self._thread.join(10 * _TICK_S)
         self._listener.close()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _end(self) -> None:
-        """Let everything go, keep nothing from now on, and be this process's no more."""
-        with self._lock:
-            self._closed.set()
-            kept, self._kept = list(self._kept.values()), {}
-        for one in kept:
-            _let_go(one.held)
         with self._making:
             if self._instance is not None and self._instance[1] is self:
                 StorePool._instance = None
 
     # --- the hand-over thread ---------------------------------------------------------------------
 
+    def _open_socket(self) -> None:
+        """Listen at a new socket: in the folder that is named, or else in a temporary one."""
+        try:
+            self._folder = self._new_folder()
+            self._folder.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
+        except (StateBackendError, OSError) as error:
+            _log.warning("the hand-over socket is not where local stores are (%s)", error)
+            self._folder = _temporary_folder()
+        path = self._folder / "door"
+        self._listener = Listener(
+            path, "asked for a local store", tick_s=_TICK_S, closed=self._closed
+        )
+        self.address = str(path)
+
+    def _replace_socket(self) -> None:
+        _log.warning("%s was deleted: local stores are handed over at another", self.address)
+        before = self._listener
+        self._open_socket()
+        before.close()
+        with self._lock:
+            for kept in self._kept.values():
+                kept.held.say_holder(self.address)
+
     def _serve(self) -> None:
         tidied_s = self._clock.now_s()
         while not self._closed.is_set():
             if self._clock.now_s() - tidied_s >= _TICK_S:
-                if not os.path.lexists(self.address):
-                    _log.warning("%s was deleted: open local stores are closed", self.address)
-                    self._end()
-                    self._listener.close()
-                    return
                 try:
+                    if not os.path.lexists(self.address):
+                        self._replace_socket()
                     self._tidy()
                 except Exception:
                     _log.exception("local stores could not be tidied")

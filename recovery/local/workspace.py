@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from recovery.local.private_folders import home_of, own_folder, unusable
+from statebackend.threads import THREADS
 
 __all__ = ["Workspace"]
 
@@ -32,15 +33,12 @@ class Workspace:
         self._new_id = new_id
         self._own: Path | None = None
         self._lease = -1
+        self._lock = THREADS.lock()
 
     @classmethod
     def of_process(cls, local_dir: str, new_id: Callable[[], str]) -> Workspace:
         """This process's; never one inherited over a fork."""
-        key = (os.getpid(), local_dir)
-        known = cls._known.get(key)
-        if known is None:
-            known = cls._known[key] = cls(local_dir, new_id)
-        return known
+        return cls._known.setdefault((os.getpid(), local_dir), cls(local_dir, new_id))
 
     def path(self) -> Path:
         """A new path in the folder; whoever asks for it makes and removes what stands there.
@@ -49,9 +47,10 @@ class Workspace:
             LocalDirError: the directory cannot be used.
         """
         try:
-            if self._own is None or not self._own.is_dir():
-                self._own = self._make()
-            return self._own / self._new_id()
+            with self._lock:
+                if self._own is None or not _is_current(self._lease, self._own):
+                    self._own = self._make()
+                return self._own / self._new_id()
         except OSError as error:
             raise unusable(str(self._root), error) from error
 
@@ -80,7 +79,7 @@ class Workspace:
                 lease = os.open(folder / "lease", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 try:
                     fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if _is_current(lease, folder):  # else it was swept, and is a new process's
+                    if _is_current(lease, folder):  # else it was swept, and made anew
                         shutil.rmtree(folder, ignore_errors=True)
                 finally:
                     os.close(lease)
@@ -88,4 +87,6 @@ class Workspace:
 
 def _is_current(lease: int, folder: Path) -> bool:
     """Whether an open file is still the lease in a folder."""
-    return os.fstat(lease).st_ino == (folder / "lease").stat().st_ino
+    with contextlib.suppress(FileNotFoundError):
+        return os.fstat(lease).st_ino == (folder / "lease").stat().st_ino
+    return False

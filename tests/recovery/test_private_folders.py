@@ -8,7 +8,9 @@ import shutil
 import socket
 import stat
 import tempfile
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NoReturn
 
@@ -88,6 +90,20 @@ def test_a_process_whose_folder_was_deleted_makes_another(tmp_path: Path) -> Non
     file.write_bytes(b"rows")
     Workspace(str(tmp_path / "local"), new_id).path()
     assert file.exists(), "it holds the lease there"
+
+
+def test_threads_of_a_process_share_one_folder(tmp_path: Path) -> None:
+    for round_ in range(20):
+        work = Workspace(str(tmp_path / str(round_)), new_id)
+        start = threading.Barrier(4)
+
+        def ask(work: Workspace = work, start: threading.Barrier = start) -> Path:
+            start.wait()
+            return work.path()
+
+        with ThreadPoolExecutor(4) as pool:
+            asked = [pool.submit(ask) for _ in range(4)]
+            assert len({one.result().parent for one in asked}) == 1
 
 
 def test_a_folder_that_was_swept_and_made_anew_meanwhile_is_left_alone(
@@ -349,7 +365,7 @@ def test_a_store_is_not_handed_over_to_another_user() -> None:
     with tempfile.TemporaryDirectory() as made:
         Path(made).chmod(0o755)
         local = Path(made, "local")
-        kept = StorePool(REAL, StorePoolSettings(), Path(made, "doors"))
+        kept = StorePool(REAL, StorePoolSettings(), lambda: Path(made, "doors"))
         try:
             of = subtask(local, kept)
             held, _ = of.acquire(0.0)
@@ -436,7 +452,7 @@ def test_a_peer_of_this_user_is_known_and_one_of_another_is_not(
 
 
 def test_a_keeper_s_folder_is_closed(tmp_path: Path) -> None:
-    kept = StorePool(REAL, StorePoolSettings(), tmp_path / "doors")
+    kept = StorePool(REAL, StorePoolSettings(), lambda: tmp_path / "doors")
     assert mode(tmp_path / "doors") == 0o700
     kept.close()
 

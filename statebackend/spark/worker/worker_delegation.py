@@ -100,7 +100,8 @@ class DelegatedEpochs:
         self._delegated: tuple[threading.Thread, Frames] | None = None
         self._callee: Frames | None = None  # of this process's task
         self._closed = threading.Event()
-        path = Path(store_pool.address).with_name(_SOCKET)
+        self._pool_address = store_pool.address
+        path = Path(self._pool_address).with_name(_SOCKET)
         self._listener = Listener(path, "looked for a callee", tick_s=_TICK_S, closed=self._closed)
         self._thread = threading.Thread(
             target=self._serve, name="statebackend-hosting", daemon=True
@@ -112,13 +113,22 @@ class DelegatedEpochs:
         """This process's."""
         with cls._making:
             known = cls._instance
-            if known is None or known[0] != os.getpid() or known[1]._store_pool is not store_pool:
-                if known is not None and known[0] == os.getpid():
-                    known[1].close()  # its store pool has ended
-                known = cls._instance = (os.getpid(), cls(store_pool))
+            found = known[1] if known is not None and known[0] == os.getpid() else None
+            if found is not None and found._pool_address == store_pool.address:
+                return found
+            try:
+                made = cls(store_pool)
+            except FileNotFoundError:  # that folder was deleted, too: the next task tries again
+                if found is None:
+                    raise
+                return found
+            if found is None:
                 # Before the store pool lets its stores go: a delegated epoch has one open.
-                atexit.register(_at_exit, *known)
-            return known[1]
+                atexit.register(_at_exit, os.getpid())
+            else:
+                found.close()
+            cls._instance = (os.getpid(), made)
+            return made
 
     @contextlib.contextmanager
     def task(self, endpoint: Endpoint, uid: str, run: Run) -> Iterator[None]:
@@ -327,6 +337,6 @@ def _accompany(run: Run, request: Request, frames: Frames) -> None:
         frames.fail(error)
 
 
-def _at_exit(pid: int, hosting: DelegatedEpochs) -> None:
-    if pid == os.getpid():
-        hosting.close()
+def _at_exit(pid: int) -> None:
+    if pid == os.getpid() and DelegatedEpochs._instance is not None:
+        DelegatedEpochs._instance[1].close()

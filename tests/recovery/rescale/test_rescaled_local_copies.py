@@ -107,7 +107,9 @@ def test_a_store_that_another_process_keeps_open_is_asked_for(tmp_path: Path) ->
     world = World(tmp_path, 2, large=False)
     ticks = Ticks()
     world.keepers["a"] = StorePool(
-        Clock(ticks, ticks.sleep), StorePoolSettings(open_limit=4, idle_close_s=1e9), tmp_path / "k"
+        Clock(ticks, ticks.sleep),
+        StorePoolSettings(open_limit=4, idle_close_s=1e9),
+        lambda: tmp_path / "k",
     )
     on_one_host(world, {key(g): b"1" for g in range(8)})
     world.start(1)
