@@ -110,7 +110,8 @@ class StorePool:
         self._lock = clock.threads.lock()
         self._closed = clock.threads.event()
         self._new_folder = folder
-        self._open_socket()
+        self._said_unreachable = False
+        self._open_socket(folder())
         # A hand-over takes the interpreter a dozen times from a task that computes: at the usual
         # 5 ms each that was 40 ms, and is 15 at this.
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
@@ -135,6 +136,7 @@ class StorePool:
                 # A thread that comes back from RocksDB when the interpreter has ended aborts the
                 # process.
                 atexit.register(_at_exit, *known)
+            known[1]._new_folder = folder  # an earlier job's may be gone for good
             return known[1]
 
     def take(self, subtask: Path, name: str) -> StoreDirectory | None:
@@ -227,24 +229,38 @@ class StorePool:
 
     # --- the hand-over thread ---------------------------------------------------------------------
 
-    def _open_socket(self) -> None:
-        """Listen at a new socket: in the folder that is named, or else in a temporary one."""
+    def _open_socket(self, folder: Path) -> None:
+        """Listen in a new folder.
+
+        Raises:
+            OSError: it cannot be made, or not listened in.
+        """
+        folder.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
+        path = folder / "door"
         try:
-            self._folder = self._new_folder()
-            self._folder.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
-        except (StateBackendError, OSError) as error:
-            _log.warning("the hand-over socket is not where local stores are (%s)", error)
-            self._folder = _temporary_folder()
-        path = self._folder / "door"
-        self._listener = Listener(
-            path, "asked for a local store", tick_s=_TICK_S, closed=self._closed
-        )
-        self.address = str(path)
+            listener = Listener(
+                path, "asked for a local store", tick_s=_TICK_S, closed=self._closed
+            )
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        self._folder, self._listener, self.address = folder, listener, str(path)
 
     def _replace_socket(self) -> None:
-        _log.warning("%s was deleted: local stores are handed over at another", self.address)
-        before = self._listener
-        self._open_socket()
+        """Listen at another socket, where local stores are or else in a temporary folder."""
+        gone, before = self.address, self._listener
+        try:
+            try:
+                self._open_socket(self._new_folder())
+            except (StateBackendError, OSError):
+                self._open_socket(_temporary_folder())
+        except OSError as error:
+            if not self._said_unreachable:
+                _log.warning("%s was deleted, and no other can be made (%s)", gone, error)
+            self._said_unreachable = True
+            return
+        self._said_unreachable = False
+        _log.warning("%s was deleted: local stores are handed over at %s", gone, self.address)
         before.close()
         with self._lock:
             for kept in self._kept.values():

@@ -48,7 +48,7 @@ class Workspace:
         """
         try:
             with self._lock:
-                if self._own is None or not _is_current(self._lease, self._own):
+                if self._own is None or not self._holds(self._own):
                     self._own = self._make()
                 return self._own / self._new_id()
         except OSError as error:
@@ -60,17 +60,25 @@ class Workspace:
         while True:
             own = self._root / self._new_id()
             own.mkdir(mode=stat.S_IRWXU)
-            # Another process that starts now may sweep it between any two of these calls.
-            with contextlib.suppress(FileNotFoundError, BlockingIOError):
-                lease = os.open(own / "lease", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                try:
-                    fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if _is_current(lease, own):
-                        self._lease, lease = lease, self._lease
-                        return own
-                finally:
-                    if lease >= 0:
-                        os.close(lease)
+            if self._lock_lease(own):  # else another process that starts now has swept it
+                return own
+
+    def _holds(self, folder: Path) -> bool:
+        """Whether a folder is this process's still; a lease that was deleted is made anew."""
+        return _is_current(self._lease, folder) or self._lock_lease(folder)
+
+    def _lock_lease(self, folder: Path) -> bool:
+        with contextlib.suppress(FileNotFoundError, BlockingIOError):
+            lease = os.open(folder / "lease", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_current(lease, folder):
+                    self._lease, lease = lease, self._lease
+                    return True
+            finally:
+                if lease >= 0:
+                    os.close(lease)
+        return False
 
     def _sweep(self) -> None:
         for folder in self._root.iterdir():

@@ -92,6 +92,16 @@ def test_a_process_whose_folder_was_deleted_makes_another(tmp_path: Path) -> Non
     assert file.exists(), "it holds the lease there"
 
 
+def test_a_process_whose_lease_alone_was_deleted_keeps_its_folder(tmp_path: Path) -> None:
+    work = Workspace(str(tmp_path), new_id)
+    file = work.path()
+    file.write_bytes(b"rows")
+    (file.parent / "lease").unlink()
+    assert work.path().parent == file.parent
+    Workspace(str(tmp_path), new_id).path()
+    assert file.exists(), "it holds the lease again"
+
+
 def test_threads_of_a_process_share_one_folder(tmp_path: Path) -> None:
     for round_ in range(20):
         work = Workspace(str(tmp_path / str(round_)), new_id)

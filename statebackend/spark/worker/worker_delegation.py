@@ -118,10 +118,10 @@ class DelegatedEpochs:
                 return found
             try:
                 made = cls(store_pool)
-            except FileNotFoundError:  # that folder was deleted, too: the next task tries again
+            except OSError:  # that folder was deleted, too, or the disk is full
                 if found is None:
                     raise
-                return found
+                return found  # it is not found by others; the next task tries again
             if found is None:
                 # Before the store pool lets its stores go: a delegated epoch has one open.
                 atexit.register(_at_exit, os.getpid())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 import time
@@ -11,8 +12,9 @@ from typing import Any
 import pytest
 
 from recovery.local.local_copies import StoreDirectory
-from recovery.local.store_pool import Clock
-from statebackend.errors import LocalCopyError
+from recovery.local.store_directory import HOLDER
+from recovery.local.store_pool import Clock, StorePool, StorePoolSettings
+from statebackend.errors import LocalCopyError, LocalDirError
 from statebackend.rocks.store import RocksStore
 from tests.recovery.driver import new_id
 from tests.recovery.local.open_stores import TIMEOUT_S, deltas, keeping, seen, subtask, written
@@ -70,6 +72,37 @@ def test_a_store_that_nobody_used_for_a_while_is_closed(tmp_path: Path) -> None:
         again, reason = subtask(tmp_path).acquire(0)
         assert (again.path, reason) == (first.path, "")
         again.release()
+
+
+@pytest.mark.parametrize("usable", [True, False])
+def test_a_socket_that_takes_a_deleted_ones_place_lies_where_the_last_task_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, usable: bool
+) -> None:
+    def last() -> Path:
+        if not usable:
+            raise LocalDirError("The disk is full.")
+        return tmp_path / "last"
+
+    clock = HandClock()
+    store_pool = StorePool(clock, StorePoolSettings(), lambda: tmp_path / "first")
+    monkeypatch.setattr(StorePool, "_instance", (os.getpid(), store_pool))
+    try:
+        assert StorePool.of_process(clock, StorePoolSettings(), last) is store_pool
+        held, _ = (local := subtask(tmp_path / "copies", store_pool)).acquire(0)
+        local.give_back(held)
+        named = told(held, "say_holder")
+        shutil.rmtree(tmp_path / "first")
+        clock.time_s = 1
+        assert named.wait(TIMEOUT_S)
+        assert (held.path / HOLDER).read_text() == store_pool.address
+        assert Path(store_pool.address).is_socket()
+        assert Path(store_pool.address).is_relative_to(tmp_path / "last") is usable
+        assert not (tmp_path / "first").exists()
+        again, reason = subtask(tmp_path / "copies").acquire(TIMEOUT_S)
+        assert (again.path, reason) == (held.path, "")
+        again.release()
+    finally:
+        store_pool.close()
 
 
 def test_the_store_that_was_unused_for_longest_makes_room(tmp_path: Path) -> None:
