@@ -30,6 +30,9 @@ __all__ = ["PARTITION", "MarkerTopic", "Marks"]
 FORMAT_VERSION: Final = 1
 PARTITION: Final = 0
 _SINK: Final = "sink"
+# A topic that was made this moment is not known to every broker.
+_SPREAD_S: Final = 10.0
+_AGAIN_S: Final = 0.05
 # Small segments: only those that are full are compacted, and a start reads what is left.
 _CONFIG: Final = {
     "cleanup.policy": "compact",
@@ -164,19 +167,27 @@ class MarkerTopic:
         return True
 
     def _check(self, admin: Any) -> None:
-        kafka, admins = kafka_module(), import_module("confluent_kafka.admin")
-        resource = admins.ConfigResource(admins.ResourceType.TOPIC, self.name)
-        (asked,) = admin.describe_configs([resource], request_timeout=CALL_S).values()
-        try:
-            policy = asked.result()["cleanup.policy"].value
-        except kafka.KafkaException as error:
-            self._connection.failed(f"Asking how the topic {self.name!r} is kept", error)
+        policy = self._policy(admin)
         if policy != "compact":
             raise SettingError(
                 f"The topic {self.name!r} has cleanup.policy={policy}: it would forget what the "
                 "sink has committed.",
                 todo="Set its cleanup.policy to compact, or name another commits_topic=.",
             )
+
+    def _policy(self, admin: Any) -> str:
+        kafka, admins = kafka_module(), import_module("confluent_kafka.admin")
+        resource = admins.ConfigResource(admins.ResourceType.TOPIC, self.name)
+        until_s = self._system.monotonic_s() + _SPREAD_S
+        while True:
+            (asked,) = admin.describe_configs([resource], request_timeout=CALL_S).values()
+            try:
+                return str(asked.result()["cleanup.policy"].value)
+            except kafka.KafkaException as error:
+                unknown = error.args[0].name() in UNKNOWN_TOPIC
+                if not unknown or self._system.monotonic_s() > until_s:
+                    self._connection.failed(f"Asking how the topic {self.name!r} is kept", error)
+            self._system.sleep_s(_AGAIN_S)
 
     def read(self) -> Marks:
         """All that is committed.
