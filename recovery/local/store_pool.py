@@ -8,7 +8,8 @@ is still working) is not waited for beyond a bounded time: the asker makes a sto
 own. Only processes of one user talk to each other there. The hand-over thread also closes what
 nobody used for a while, and flushes what has many epochs in memory only: their local deltas are
 needed until then. If somebody deletes the socket (it may lie in another job's ``local_dir``, or in
-a folder for temporary files), the thread opens another and names that in the store directories.
+a folder for temporary files), the thread opens another and names that in the store directories: in
+a temporary folder, so that it never makes what is being deleted.
 """
 
 from __future__ import annotations
@@ -109,7 +110,6 @@ class StorePool:
         self.swept: dict[str, str] = {}  # in which run a folder was looked through for old copies
         self._lock = clock.threads.lock()
         self._closed = clock.threads.event()
-        self._new_folder = folder
         self._said_unreachable = False
         self._open_socket(folder())
         # A hand-over takes the interpreter a dozen times from a task that computes: at the usual
@@ -136,7 +136,6 @@ class StorePool:
                 # A thread that comes back from RocksDB when the interpreter has ended aborts the
                 # process.
                 atexit.register(_at_exit, *known)
-            known[1]._new_folder = folder  # an earlier job's may be gone for good
             return known[1]
 
     def take(self, subtask: Path, name: str) -> StoreDirectory | None:
@@ -247,13 +246,9 @@ class StorePool:
         self._folder, self._listener, self.address = folder, listener, str(path)
 
     def _replace_socket(self) -> None:
-        """Listen at another socket, where local stores are or else in a temporary folder."""
         gone, before = self.address, self._listener
         try:
-            try:
-                self._open_socket(self._new_folder())
-            except (StateBackendError, OSError):
-                self._open_socket(_temporary_folder())
+            self._open_socket(_temporary_folder())
         except OSError as error:
             if not self._said_unreachable:
                 _log.warning("%s was deleted, and no other can be made (%s)", gone, error)

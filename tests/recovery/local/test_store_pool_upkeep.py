@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 import time
@@ -14,7 +13,7 @@ import pytest
 from recovery.local.local_copies import StoreDirectory
 from recovery.local.store_directory import HOLDER
 from recovery.local.store_pool import Clock, StorePool, StorePoolSettings
-from statebackend.errors import LocalCopyError, LocalDirError
+from statebackend.errors import LocalCopyError
 from statebackend.rocks.store import RocksStore
 from tests.recovery.driver import new_id
 from tests.recovery.local.open_stores import TIMEOUT_S, deltas, keeping, seen, subtask, written
@@ -74,20 +73,12 @@ def test_a_store_that_nobody_used_for_a_while_is_closed(tmp_path: Path) -> None:
         again.release()
 
 
-@pytest.mark.parametrize("usable", [True, False])
-def test_a_socket_that_takes_a_deleted_ones_place_lies_where_the_last_task_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, usable: bool
+def test_a_socket_that_takes_a_deleted_ones_place_lies_in_a_temporary_folder(
+    tmp_path: Path,
 ) -> None:
-    def last() -> Path:
-        if not usable:
-            raise LocalDirError("The disk is full.")
-        return tmp_path / "last"
-
     clock = HandClock()
     store_pool = StorePool(clock, StorePoolSettings(), lambda: tmp_path / "first")
-    monkeypatch.setattr(StorePool, "_instance", (os.getpid(), store_pool))
     try:
-        assert StorePool.of_process(clock, StorePoolSettings(), last) is store_pool
         held, _ = (local := subtask(tmp_path / "copies", store_pool)).acquire(0)
         local.give_back(held)
         named = told(held, "say_holder")
@@ -96,13 +87,13 @@ def test_a_socket_that_takes_a_deleted_ones_place_lies_where_the_last_task_says(
         assert named.wait(TIMEOUT_S)
         assert (held.path / HOLDER).read_text() == store_pool.address
         assert Path(store_pool.address).is_socket()
-        assert Path(store_pool.address).is_relative_to(tmp_path / "last") is usable
-        assert not (tmp_path / "first").exists()
+        assert not (tmp_path / "first").exists(), "what was deleted stays deleted"
         again, reason = subtask(tmp_path / "copies").acquire(TIMEOUT_S)
         assert (again.path, reason) == (held.path, "")
         again.release()
     finally:
         store_pool.close()
+    assert not Path(store_pool.address).exists()
 
 
 def test_the_store_that_was_unused_for_longest_makes_room(tmp_path: Path) -> None:
