@@ -68,29 +68,38 @@ class Workspace:
         return _is_current(self._lease, folder) or self._lock_lease(folder)
 
     def _lock_lease(self, folder: Path) -> bool:
-        with contextlib.suppress(FileNotFoundError, BlockingIOError):
-            lease = os.open(folder / "lease", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _is_current(lease, folder):
-                    self._lease, lease = lease, self._lease
-                    return True
-            finally:
-                if lease >= 0:
-                    os.close(lease)
-        return False
+        lease = _locked_lease(folder)
+        if lease is None:
+            return False
+        if self._lease >= 0:
+            os.close(self._lease)
+        self._lease = lease
+        return True
 
     def _sweep(self) -> None:
         for folder in self._root.iterdir():
             with contextlib.suppress(OSError):
-                # Made if it is missing: its process was killed before that, or while sweeping it.
-                lease = os.open(folder / "lease", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                try:
-                    fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if _is_current(lease, folder):  # else it was swept, and made anew
+                lease = _locked_lease(folder)
+                if lease is not None:
+                    try:
                         shutil.rmtree(folder, ignore_errors=True)
-                finally:
-                    os.close(lease)
+                    finally:
+                        os.close(lease)
+
+
+def _locked_lease(folder: Path) -> int | None:
+    """The lease in a folder, open and locked; None: another process has it, or the folder is gone.
+
+    It is made if it is missing: the process was killed before that, or somebody deleted it.
+    """
+    with contextlib.suppress(FileNotFoundError, BlockingIOError), contextlib.ExitStack() as failing:
+        lease = os.open(folder / "lease", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        failing.callback(os.close, lease)
+        fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_current(lease, folder):  # else it was swept meanwhile, and perhaps made anew
+            failing.pop_all()
+            return lease
+    return None
 
 
 def _is_current(lease: int, folder: Path) -> bool:

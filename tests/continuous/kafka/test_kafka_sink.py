@@ -17,7 +17,6 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from statebackend.continuous.kafka.kafka_connection import KafkaConnection
-from statebackend.continuous.kafka.kafka_markers import MarkerTopic
 from statebackend.continuous.kafka.kafka_producing import Mark, RecordProducer
 from statebackend.continuous.sinks.kafka_commits import Commits, names_of
 from statebackend.continuous.sinks.kafka_sink import KafkaSink
@@ -400,13 +399,6 @@ def test_a_topic_of_markers_that_forgets_is_refused(client: KafkaClient) -> None
     markers = client.topic(cleanup_policy="delete")
     with pytest.raises(SettingError, match="compact"):
         begun(sink(client, topic, commits_topic=markers), topic)
-
-
-def test_a_topic_of_markers_that_was_made_this_moment_is_waited_for(client: KafkaClient) -> None:
-    connection = KafkaConnection(client.servers)
-    for _ in range(40):
-        topic = MarkerTopic(connection, client.topic(cleanup_policy="compact"))
-        assert topic.make()
 
 
 def test_a_topic_of_markers_may_have_more_partitions(client: KafkaClient) -> None:
