@@ -9,12 +9,18 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from typer.core import TyperArgument
+from typer.main import get_command
 
 from recovery.drill.jobs.bundled_jobs import BUNDLED
 from recovery.drill.catalogue import ALL
 from statebackend import errors
 from statebackend._setting import PREFIX
+from statebackend.cli.job_commands import app
 from statebackend.monitoring.metric_table import DURATION_BUCKETS_S, JOB_LABEL, METRICS
 from statebackend.settings import SETTINGS
 
@@ -42,7 +48,7 @@ SETTINGS_PAGE = """\
 
 Give a setting in one of three ways. The first one that is given counts.
 
-1. As an argument of `install` or `StateBackend`: `local_dir`, `parallelism`, `max_parallelism` and `commit` have
+1. As an argument of `install` or `StateBackend`: `uri`, `local_dir`, `parallelism`, `max_parallelism` and `commit` have
    arguments of their own. Give all others by name in `settings=`, as in `settings={{"tls": 1}}`.
 2. As a key of the SparkSession, such as `spark.statebackend.tls`. An argument has the name of the first
    column, a key that of the second.
@@ -51,8 +57,8 @@ Give a setting in one of three ways. The first one that is given counts.
 Values may have Spark's forms: `true` for 1, `64m` for a number of bytes, `10 minutes` for a number of seconds.
 A misspelt key is refused (`SB1001`).
 
-A job needs none of these settings. Most jobs set `local_dir` and `parallelism` only. All other settings are
-[for experts](expert-settings.md): leave them as they are until a measurement says otherwise.
+A job needs none of these settings. Most jobs set `uri`, `local_dir` and `parallelism` only. The settings that are not on
+this page are [for experts](expert-settings.md): leave them as they are until a measurement says otherwise.
 
 The key `spark.statebackend.enabled` belongs to [`install`](../howto/drop-in.md#turn-it-off). With `false`,
 `install` does nothing.
@@ -137,6 +143,39 @@ METRIC_GROUPS = {
 }
 
 
+OPTIONS_PAGE = """\
+# All options
+
+Every option of every command. [Command line](cli.md) says what the commands do, what they cost, and what they return.
+`statebackend COMMAND --help` shows the same.
+
+{parts}
+"""
+
+
+def options_page() -> str:
+    """The page of the command line's options: a heading and a table for each command."""
+    return OPTIONS_PAGE.format(parts="\n\n".join(_options_of(get_command(app), "statebackend")))
+
+
+def _options_of(command: Any, name: str) -> Iterator[str]:
+    """The tables of a command and of those below it."""
+    if hasattr(command, "commands"):
+        for child in sorted(command.commands):
+            yield from _options_of(command.commands[child], f"{name} {child}")
+        return
+    rows = [f"## {name}", "", "| argument or option | default | meaning |", "| --- | --- | --- |"]
+    for one in command.params:
+        if isinstance(one, TyperArgument):
+            term = one.metavar or one.name.upper()
+        else:
+            what = "" if one.is_flag else f" {one.metavar or one.name.rpartition('_')[2].upper()}"
+            term = one.opts[0] + what
+        default = f"`{one.default}`" if one.default else "required" if one.required else ""
+        rows.append(f"| `{term}` | {default} | {_cell(one.help)} |")
+    yield "\n".join(rows)
+
+
 def metrics_page() -> str:
     """The page of all metrics: a heading and a table for each group."""
     titles = {first: title for title, first in METRIC_GROUPS.items()}
@@ -216,6 +255,7 @@ def pages() -> dict[str, str]:
     """Every generated page, by its path in docs/."""
     return {
         "quality/drills.md": drills_page(),
+        "reference/cli-options.md": options_page(),
         "reference/errors.md": errors_page(),
         "reference/metrics.md": metrics_page(),
         "reference/settings.md": settings_page(SETTINGS_PAGE, USER_SETTINGS),

@@ -64,7 +64,8 @@ SETTINGS: Final[dict[str, Setting]] = {
         1,
         int,
         "whether a batch without data runs when a timer is due (1), or timers wait for the next "
-        "batch with data (0). The heartbeat is a source of the query, so a job cannot change it",
+        "batch with data (0). The heartbeat is a source of the query. You cannot change this "
+        "setting later",
         switch,
         "0 or 1",
     ),

@@ -235,15 +235,21 @@ def edit(
     ],
     to: To,
     rename_operator: Annotated[
-        list[str] | None, typer.Option("--rename-operator", metavar="OLD=NEW")
+        list[str] | None,
+        typer.Option("--rename-operator", metavar="OLD=NEW", help="New uid; repeatable."),
     ] = None,
     drop_operator: Annotated[
-        list[str] | None, typer.Option("--drop-operator", metavar="UID")
+        list[str] | None,
+        typer.Option("--drop-operator", metavar="UID", help="Leave it out; repeatable."),
     ] = None,
     rename_state: Annotated[
-        list[str] | None, typer.Option("--rename-state", metavar=f"{_STATE}=NEW")
+        list[str] | None,
+        typer.Option("--rename-state", metavar=f"{_STATE}=NEW", help="New name; repeatable."),
     ] = None,
-    drop_state: Annotated[list[str] | None, typer.Option("--drop-state", metavar=_STATE)] = None,
+    drop_state: Annotated[
+        list[str] | None,
+        typer.Option("--drop-state", metavar=_STATE, help="Leave it out; repeatable."),
+    ] = None,
     max_parallelism: Annotated[
         int | None, typer.Option("--max-parallelism", help="Key groups. Default: as it is.")
     ] = None,
