@@ -13,17 +13,31 @@ import pickletools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 from statebackend.errors import ConnectorError, EnvironmentMissingError, SettingError
+from statebackend.system import System
 from statebackend.texts import install_extra
 
-__all__ = ["CALL_S", "KafkaConnection", "Options", "Secrets", "is_passing", "kafka_module"]
+__all__ = [
+    "CALL_S",
+    "KafkaConnection",
+    "Options",
+    "Secrets",
+    "is_passing",
+    "is_unknown_topic",
+    "kafka_module",
+    "once_known",
+]
 
 Options = Mapping[str, str | int | float | bool]
 Secrets = Callable[[], Mapping[str, str]]
 
+T = TypeVar("T")
 CALL_S: Final = 30.0  # for one answer of the cluster
+# Brokers hear of a new topic one after the other (librdkafka: topic.metadata.propagation.max.ms).
+_SPREAD_S: Final = 10.0
+_AGAIN_S: Final = 0.05
 _SECRET: Final = re.compile(r"password|passphrase|secret|key\.pem|oauthbearer\.config|jaas|\.token")
 # What the source and the sink set themselves: their arguments say it, or it must be so.
 _OURS: Final = frozenset(
@@ -59,6 +73,27 @@ def is_passing(error: ConnectorError) -> bool:
     """Whether the cluster did not answer at all: its brokers may be back soon."""
     cause = error.__cause__
     return isinstance(cause, kafka_module().KafkaException) and cause.args[0].name() in _PASSING
+
+
+def is_unknown_topic(error: Any) -> bool:
+    """Whether a `KafkaException` says that there is no such topic."""
+    return error.args[0].name() in ("UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC")
+
+
+def once_known(ask: Callable[[], T], system: System) -> T:
+    """A broker's answer about topics, asked for again while the broker does not know them.
+
+    Raises:
+        KafkaException: the cluster does not say, or no broker has heard of a topic for 10 s.
+    """
+    until_s = system.monotonic_s() + _SPREAD_S
+    while True:
+        try:
+            return ask()
+        except kafka_module().KafkaException as error:
+            if not is_unknown_topic(error) or system.monotonic_s() > until_s:
+                raise
+        system.sleep_s(_AGAIN_S)
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,14 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from statebackend.continuous.kafka.kafka_connection import CALL_S, KafkaConnection, kafka_module
+from statebackend.continuous.kafka.kafka_connection import (
+    CALL_S,
+    KafkaConnection,
+    is_unknown_topic,
+    kafka_module,
+    once_known,
+)
 from statebackend.continuous.kafka.kafka_rows import RECORD
-from statebackend.continuous.kafka.kafka_topics import UNKNOWN_TOPIC
 from statebackend.errors import (
     ConnectorError,
     CorruptionError,
@@ -30,9 +35,6 @@ __all__ = ["PARTITION", "MarkerTopic", "Marks"]
 FORMAT_VERSION: Final = 1
 PARTITION: Final = 0
 _SINK: Final = "sink"
-# A topic that was made this moment is not known to every broker.
-_SPREAD_S: Final = 10.0
-_AGAIN_S: Final = 0.05
 # Small segments: only those that are full are compacted, and a start reads what is left.
 _CONFIG: Final = {
     "cleanup.policy": "compact",
@@ -161,7 +163,7 @@ class MarkerTopic:
             (asked,) = admin.describe_topics(wanted, request_timeout=CALL_S).values()
             asked.result()
         except kafka.KafkaException as error:
-            if error.args[0].name() in UNKNOWN_TOPIC:
+            if is_unknown_topic(error):
                 return False
             self._connection.failed(f"Looking for the topic {self.name!r}", error)
         return True
@@ -178,16 +180,15 @@ class MarkerTopic:
     def _policy(self, admin: Any) -> str:
         kafka, admins = kafka_module(), import_module("confluent_kafka.admin")
         resource = admins.ConfigResource(admins.ResourceType.TOPIC, self.name)
-        until_s = self._system.monotonic_s() + _SPREAD_S
-        while True:
+
+        def ask() -> str:
             (asked,) = admin.describe_configs([resource], request_timeout=CALL_S).values()
-            try:
-                return str(asked.result()["cleanup.policy"].value)
-            except kafka.KafkaException as error:
-                unknown = error.args[0].name() in UNKNOWN_TOPIC
-                if not unknown or self._system.monotonic_s() > until_s:
-                    self._connection.failed(f"Asking how the topic {self.name!r} is kept", error)
-            self._system.sleep_s(_AGAIN_S)
+            return str(asked.result()["cleanup.policy"].value)
+
+        try:
+            return once_known(ask, self._system)
+        except kafka.KafkaException as error:
+            self._connection.failed(f"Asking how the topic {self.name!r} is kept", error)
 
     def read(self) -> Marks:
         """All that is committed.

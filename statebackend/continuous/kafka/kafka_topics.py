@@ -8,13 +8,19 @@ from typing import Any, Final
 
 import msgspec
 
-from statebackend.continuous.kafka.kafka_connection import CALL_S, KafkaConnection, kafka_module
+from statebackend.continuous.kafka.kafka_connection import (
+    CALL_S,
+    KafkaConnection,
+    is_unknown_topic,
+    kafka_module,
+    once_known,
+)
 from statebackend.errors import SettingError
+from statebackend.system import SYSTEM, System
 
-__all__ = ["UNKNOWN_TOPIC", "Start", "Topic", "TopicReader", "check_start"]
+__all__ = ["Start", "Topic", "TopicReader", "check_start"]
 
 Start = str | datetime
-UNKNOWN_TOPIC: Final = ("UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC")
 _COMMITTED: Final = "committed"
 
 
@@ -38,11 +44,13 @@ class TopicReader:
         isolation: ``read_committed`` or ``read_uncommitted``: where a partition ends.
     """
 
-    def __init__(self, connection: KafkaConnection, group: str, isolation: str) -> None:
+    def __init__(
+        self, connection: KafkaConnection, group: str, isolation: str, system: System = SYSTEM
+    ) -> None:
         kafka = kafka_module()
         from confluent_kafka.admin import AdminClient
 
-        self._connection, self._kafka = connection, kafka
+        self._connection, self._kafka, self._system = connection, kafka, system
         self.servers = connection.servers
         self._watcher = connection.watcher()
         self._admin: Any = connection.client(AdminClient, error_cb=self._watcher)
@@ -71,29 +79,35 @@ class TopicReader:
         return sorted(name for name in found if not name.startswith("__"))
 
     def topics(self, names: Iterable[str]) -> dict[str, Topic]:
-        """Those that there are.
+        """Those that there are. It takes 10 s to find out that one is not there.
 
         Raises:
             ConnectorError: the cluster does not say.
         """
-        wanted = sorted(names)
-        if not wanted:
-            return {}
-        try:
+        wanted, found = set(names), dict[str, Topic]()
+
+        def ask() -> None:
+            missing = sorted(wanted - found.keys())
             asked = self._admin.describe_topics(
-                self._kafka.TopicCollection(wanted), request_timeout=CALL_S
+                self._kafka.TopicCollection(missing), request_timeout=CALL_S
             )
+            errors = []
+            for name, answer in asked.items():
+                try:
+                    said = answer.result()
+                except self._kafka.KafkaException as error:
+                    errors.append(error)
+                else:
+                    found[name] = Topic(str(said.topic_id), len(said.partitions))
+            if errors:
+                raise min(errors, key=is_unknown_topic)
+
+        try:
+            if wanted:
+                once_known(ask, self._system)
         except self._kafka.KafkaException as error:
-            self._failed("Describing topics", error)
-        found = {}
-        for name, answer in asked.items():
-            try:
-                said = answer.result()
-            except self._kafka.KafkaException as error:
-                if error.args[0].name() not in UNKNOWN_TOPIC:
-                    self._failed(f"Describing topic {name!r}", error)
-            else:
-                found[name] = Topic(str(said.topic_id), len(said.partitions))
+            if not is_unknown_topic(error):
+                self._failed(f"Describing topics {', '.join(sorted(wanted))}", error)
         return found
 
     def _failed(self, what: str, error: BaseException) -> Any:
