@@ -1,6 +1,6 @@
 """Typed errors. Each has a stable code, says what happened, to what, and what to do next.
 
-The first digit of a code names the floor: 1 use, 2 storage, 3 formats, 4 commit, 5 protocol,
+The first digit of a code names the area: 1 use, 2 storage, 3 formats, 4 commit, 5 protocol,
 6 local copies, 7 recovery, 8 drills. A code is never given to another error, in any release.
 """
 
@@ -390,7 +390,7 @@ class StoreBusyError(LocalCopyError):
 
 
 class LocalDeltaError(LocalCopyError):
-    """A local delta is damaged; the store beside it need not be."""
+    """A local delta is damaged. The local store beside it may be intact."""
 
     code = "SB6004"
 

@@ -48,7 +48,7 @@ Operator = Annotated[str, typer.Option("--operator", help="The operator's uid.")
 State = Annotated[str, typer.Option("--state", help="The state's name.")]
 Timers = Annotated[bool, typer.Option("--timers", help="The operator's timers instead of a state.")]
 Epoch = Annotated[
-    int | None, typer.Option("--epoch", help="One that the job retains; default: the newest.")
+    int | None, typer.Option("--epoch", help="An epoch that the job retains; default: the newest.")
 ]
 OfSavepoint = Annotated[bool, typer.Option("--savepoint", help="URI is a savepoint's.")]
 Columns = Annotated[
@@ -58,7 +58,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stand
 _INTO: Final = "A new file: .parquet, .csv, .jsonl or .arrow."
 Into = Annotated[Path | None, typer.Option("--to", help=_INTO)]
 Scratch = Annotated[
-    str | None, typer.Option("--scratch-dir", help="For what is fetched; default: Python's.")
+    str | None, typer.Option("--scratch-dir", help="Folder for fetched state; default: Python's.")
 ]
 Endpoint = Annotated[
     str, typer.Option("--s3-endpoint", help="URL of an S3 server. [env: STATEBACKEND_S3_ENDPOINT]")

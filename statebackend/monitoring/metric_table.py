@@ -162,7 +162,7 @@ _STATE: Final = (
     _counter(
         "state_lookup_hits_total",
         "operator",
-        "those of them that were found in memory, so that RocksDB was not asked",
+        "looked-up entries that were found in memory, without a read in RocksDB",
     ),
     _counter("input_spilled_bytes_total", "operator", "input that went through local disk"),
     _counter("state_spilled_bytes_total", "operator", "changes that went through local disk"),
@@ -190,7 +190,7 @@ _COPIES: Final = (
         "full copies that were uploaded in the "
         "background. kind: base (one object) or files (RocksDB's own)",
     ),
-    _counter("base_uploaded_bytes_total", "operator", "what was sent for them"),
+    _counter("base_uploaded_bytes_total", "operator", "what was sent for full copies"),
     _histogram("base_upload_duration_seconds", "operator", "the time of an upload"),
     _gauge("base_upload_leases", "", "uploads that are allowed to run now"),
 )
