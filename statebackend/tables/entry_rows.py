@@ -240,7 +240,7 @@ def _pieces(column: pa.BinaryArray, start: int, size: int) -> NDArray[np.uint8]:
     bounds = np.frombuffer(offsets, np.int32)[column.offset :][: len(column) + 1].astype(np.int64)
     at = bounds[:-1] + start if start >= 0 else bounds[1:] + start
     content = np.frombuffer(data or b"", np.uint8)
-    if len(at) and (at.min() < 0 or (at + size > bounds[1:]).any()):
+    if len(at) and (np.min(at) < 0 or (at + size > bounds[1:]).any()):
         raise CorruptionError(
             "An entry of the state is shorter than its kind can be.",
             todo="Run statebackend verify on the job.",

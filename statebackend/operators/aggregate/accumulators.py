@@ -341,7 +341,8 @@ def sum_doubles(values: Floats, starts: Ints) -> Floats:
     if len(starts) == 1:
         return values[:0]
     with np.errstate(all="ignore"):
-        return np.add.reduceat(values, starts[:-1])
+        sums: Floats = np.add.reduceat(values, starts[:-1])
+    return sums
 
 
 def sum_counts(values: Ints, starts: Ints) -> Ints:
@@ -353,13 +354,14 @@ def counts_of(valid: Mask, starts: Ints) -> Ints:
     """Valid rows by segment."""
     if valid is None or len(starts) == 1:
         return np.diff(starts)
-    return np.add.reduceat(valid, starts[:-1], dtype=np.int64)
+    counts: Ints = np.add.reduceat(valid, starts[:-1], dtype=np.int64)
+    return counts
 
 
 def sum_longs(values: Ints, starts: Ints) -> tuple[Ints, bool]:
     """Sums by segment, and whether all of them fit into 64 bits."""
     begins = starts[:-1]
-    largest = max(abs(int(values.min())), abs(int(values.max())))
+    largest = max(abs(int(np.min(values))), abs(int(np.max(values))))
     if largest * int(np.diff(starts).max()) < 1 << 63:
         return np.add.reduceat(values, begins), True
     low = np.add.reduceat(values & np.int64(0xFFFFFFFF), begins)

@@ -97,7 +97,8 @@ def any_valid(valid: Mask, starts: Ints) -> Mask:
     """Per segment: whether one of its rows is valid; None: all segments have one."""
     if valid is None or len(starts) == 1:
         return None
-    return np.logical_or.reduceat(valid, starts[:-1])
+    found: NDArray[np.bool_] = np.logical_or.reduceat(valid, starts[:-1])
+    return found
 
 
 def first_of(mask: NDArray[np.bool_], starts: Ints) -> tuple[Ints, NDArray[np.bool_]]:

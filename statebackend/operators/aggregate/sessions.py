@@ -251,7 +251,7 @@ def merge_sessions(
 
 def _running_max(key: Ints, values: Ints) -> Ints:
     """The largest value so far within each key; keys ascend."""
-    low, high = int(values.min()), int(values.max())
+    low, high = int(np.min(values)), int(np.max(values))
     span = high - low + 1
     if (int(key[-1]) + 1) * span < _SPAN_MAX:
         base = key * np.int64(span)

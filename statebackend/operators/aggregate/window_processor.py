@@ -146,8 +146,8 @@ def _by_window(key: Ints, start_us: Ints, slide_us: int) -> tuple[Ints, Ints, In
     Returns:
         Key and start of each group, the groups' segments, and the order (None: it was that).
     """
-    low = int(start_us.min())
-    slots = (int(start_us.max()) - low) // slide_us + 1
+    low = int(np.min(start_us))
+    slots = (int(np.max(start_us)) - low) // slide_us + 1
     if (int(key[-1]) + 1) * slots < _CODES_MAX:
         code = key * np.int64(slots) + (start_us - low) // slide_us
         order = None if (code[1:] >= code[:-1]).all() else _sorted_codes(code)
@@ -162,7 +162,7 @@ def _by_window(key: Ints, start_us: Ints, slide_us: int) -> tuple[Ints, Ints, In
 
 
 def _sorted_codes(code: Ints) -> Ints:
-    largest = int(code.max()) + 1
+    largest = int(np.max(code)) + 1
     # Two or three radix passes beat a sort by comparison.
     if largest <= 1 << 48:
         return order_by_code(code, largest)

@@ -102,7 +102,7 @@ class _Reader:
 
     def _bytes(self, size: int) -> NDArray[np.uint8]:
         """The next ``size`` bytes of every row."""
-        if len(self.at) and int((self.at + size - self.ends).max()) > 0:
+        if len(self.at) and int(np.max(self.at + size - self.ends)) > 0:
             raise IndexError("they end too early")
         found: NDArray[np.uint8] = self._data[self.at[:, None] + np.arange(size)]
         self.at = self.at + size
@@ -134,7 +134,7 @@ class _Reader:
 
     def _bodies(self, kind: pa.DataType, valid: NDArray[np.bool_]) -> pa.Array:
         lengths = self._unsigned(_LENGTH_BYTES).astype(np.int64)
-        if len(lengths) and int((self.at + lengths - self.ends).max()) > 0:
+        if len(lengths) and int(np.max(self.at + lengths - self.ends)) > 0:
             raise IndexError("they end too early")
         starts, self.at = self.at, self.at + lengths
         found = bytes_between(self._buffer, starts, self.at, None if valid.all() else valid)

@@ -70,7 +70,7 @@ def surrogates(parallelism: int) -> tuple[list[int], list[int]]:
         candidates = np.arange(tried, dtype=np.int32)
         # numpy's remainder takes the divisor's sign, as pmod does.
         bucket = hash_columns([pa.array(candidates)]) % np.int32(parallelism)
-        if np.bincount(bucket, minlength=parallelism).min() >= 2:
+        if np.min(np.bincount(bucket, minlength=parallelism)) >= 2:
             break
         tried *= 2
     order = np.argsort(bucket, kind="stable")
