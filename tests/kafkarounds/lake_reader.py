@@ -75,8 +75,8 @@ class LakeReader:
         from pyiceberg.exceptions import NoSuchTableError
 
         try:
-            catalog = load_catalog("default", **catalog_of(str(self._folder)))
-            return catalog.load_table("lake.t").scan().to_arrow()
+            with load_catalog("default", **catalog_of(str(self._folder))) as catalog:
+                return catalog.load_table("lake.t").scan().to_arrow()
         except NoSuchTableError:
             return pa.table({})
 

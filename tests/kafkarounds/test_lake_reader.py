@@ -57,7 +57,7 @@ def append(folder: Path, kind: str, given: pa.Table, *, anew: bool = False) -> N
     if kind == "delta":
         deltalake.write_deltalake(lake / "t", given, mode="overwrite" if anew else "append")
         return
-    catalog = load_catalog("default", **catalog_of(str(lake)))
-    catalog.create_namespace_if_not_exists("lake")
-    table = catalog.create_table_if_not_exists("lake.t", given.schema)
-    table.overwrite(given) if anew else table.append(given)
+    with load_catalog("default", **catalog_of(str(lake))) as catalog:
+        catalog.create_namespace_if_not_exists("lake")
+        table = catalog.create_table_if_not_exists("lake.t", given.schema)
+        table.overwrite(given) if anew else table.append(given)

@@ -207,6 +207,9 @@ class _Table:
             ) from error
         self._delta, self.name, self._options = deltalake, url, options
 
+    def close(self) -> None:
+        """delta-rs keeps no connection open."""
+
     def load(self) -> DeltaTable:
         with self.errors("Reading"):
             return self._loaded()

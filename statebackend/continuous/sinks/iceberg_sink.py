@@ -10,7 +10,7 @@ after each conflict the sink looks again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -117,9 +117,10 @@ class IcebergSink(TableSink):
             SchemaError: the table has other columns, or partitions that this sink cannot fill.
             ConnectorError: the catalog or the table cannot be used.
         """
-        table = self._table().prepare(
-            arrow_schema(schema), self._partition_by, add_columns=self._add_columns
-        )
+        with closing(self._table()) as opened:
+            table = opened.prepare(
+                arrow_schema(schema), self._partition_by, add_columns=self._add_columns
+            )
         self._place = Place(_data_folder(table))
         self._transforms = _transforms(table)
 
@@ -201,6 +202,10 @@ class _Table:
             self._catalog: Catalog = pyiceberg.catalog.load_catalog(
                 catalog, **(dict(properties()) if properties else {})
             )
+
+    def close(self) -> None:
+        """A catalog in a database keeps connections."""
+        self._catalog.close()
 
     def _errors(self, what: str, *passed_on: type[Exception]) -> AbstractContextManager[None]:
         ours: tuple[type[Exception], ...] = (StateBackendError, *passed_on)

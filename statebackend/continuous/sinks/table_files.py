@@ -280,6 +280,9 @@ class LakeTable(Protocol):
             ConnectorError: it takes no commit. OutputLostError: see `check_there`.
         """
 
+    def close(self) -> None:
+        """Let go of connections; a later call connects again."""
+
 
 class TableCommitter(BatchCommitter):
     """One commit for each checkpoint.
@@ -322,6 +325,10 @@ class TableCommitter(BatchCommitter):
         for application, files in _by_application(committables).items():
             for one in missing_in(self._table.version(application), files):
                 self._place.remove(one.path)
+
+    def close(self) -> None:
+        """Let go of the table's connections."""
+        self._table.close()
 
 
 class TableSink(BatchSink):

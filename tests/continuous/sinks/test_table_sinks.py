@@ -6,7 +6,8 @@ import datetime
 import itertools
 import pickle
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from statebackend.errors import (
     UnsupportedTypeError,
 )
 from statebackend.schema.types import as_schema
-from tests.continuous.sinks.lake_tables import LakeTable, Made, deltalake
+from tests.continuous.sinks.lake_tables import LakeTable, Made, catalogs, deltalake
 
 JOB, UID = "clicks", "out"
 _writers = itertools.count()
@@ -56,8 +57,9 @@ def batch(*numbers: int) -> pa.RecordBatch:
 
 
 @pytest.fixture(params=["delta", "iceberg"])
-def kind(request: pytest.FixtureRequest, tmp_path: Path) -> LakeTable:
-    return LakeTable(request.param, tmp_path)
+def kind(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LakeTable]:
+    with closing(LakeTable(request.param, tmp_path)) as kind:
+        yield kind
 
 
 def prepared(sink: Made, of: SinkContext, checkpoint: int, *numbers: int) -> list[bytes]:
@@ -73,7 +75,7 @@ def test_rows_are_there_after_the_commit_and_not_before(
     kind: LakeTable, partition_by: list[str]
 ) -> None:
     sink = kind.sink(ROWS, partition_by=partition_by)
-    committer = sink.committer(JOB, UID)
+    committer = kind.committer(sink)
     found = prepared(sink, context(), 1, *range(20))
     assert kind.read().num_rows == 0
     committer.commit(found)
@@ -83,21 +85,22 @@ def test_rows_are_there_after_the_commit_and_not_before(
 
 def test_a_checkpoint_is_one_commit_however_often_it_is_committed(kind: LakeTable) -> None:
     sink = kind.sink(ROWS)
-    committer = sink.committer(JOB, UID)
+    committer = kind.committer(sink)
     before = kind.commits()
     found = prepared(sink, context(subtask=0), 1, 1, 2) + prepared(sink, context(subtask=1), 1, 3)
     committer.commit(found)
     committer.commit(found)
-    kind.sink(ROWS).committer(JOB, UID).commit(found)  # a driver that comes back
+    kind.committer(kind.sink(ROWS)).commit(found)  # a driver that comes back
     assert kind.numbers() == [1, 2, 3]
     assert kind.commits() == before + 1
     if kind.kind == "iceberg":  # how this sink commits is no property of the table
-        assert not [name for name in kind.table().properties if name.startswith("commit.")]
+        with kind.opened() as table:
+            assert not [name for name in table.properties if name.startswith("commit.")]
 
 
 def test_what_an_aborted_checkpoint_prepared_comes_with_the_next(kind: LakeTable) -> None:
     sink = kind.sink(ROWS)
-    committer = sink.committer(JOB, UID)
+    committer = kind.committer(sink)
     first, second = prepared(sink, context(), 1, 1), prepared(sink, context(), 2, 2)
     committer.commit(first + second)
     committer.commit(first)  # it completes late
@@ -107,7 +110,7 @@ def test_what_an_aborted_checkpoint_prepared_comes_with_the_next(kind: LakeTable
 
 def test_a_later_run_goes_on_and_its_numbers_may_begin_again(kind: LakeTable) -> None:
     sink = kind.sink(ROWS)
-    committer = sink.committer(JOB, UID)
+    committer = kind.committer(sink)
     old = prepared(sink, context(generation=1), 7, 1)
     committer.commit(old)
     committer.commit(old)
@@ -118,7 +121,7 @@ def test_a_later_run_goes_on_and_its_numbers_may_begin_again(kind: LakeTable) ->
 
 def test_a_job_that_is_made_anew_under_its_name_is_another(kind: LakeTable) -> None:
     sink = kind.sink(ROWS)
-    committer = sink.committer(JOB, UID)
+    committer = kind.committer(sink)
     committer.commit(prepared(sink, context(generation=9), 7, 1))
     committer.commit(prepared(sink, context(generation=1, job_id="j2"), 1, 2))
     assert kind.numbers() == [1, 2]
@@ -140,14 +143,14 @@ class _Held(Place):
 def test_a_slow_first_commit_that_lands_after_the_look_up_changes_nothing(kind: LakeTable) -> None:
     sink = kind.sink(ROWS)
     found = prepared(sink, context(), 1, 1, 2)
-    slow: Any = sink.committer(JOB, UID)
+    slow: Any = kind.committer(sink)
     reached, go = threading.Event(), threading.Event()
     slow._place = _Held(slow._place, reached, go)
     failed: list[BaseException] = []
     thread = threading.Thread(target=_noted(lambda: slow.commit(found), failed))
     thread.start()
     assert reached.wait(20)  # it has seen that the table does not have the files
-    kind.sink(ROWS).committer(JOB, UID).commit(found)
+    kind.committer(kind.sink(ROWS)).commit(found)
     go.set()
     thread.join(20)
     assert not failed
@@ -160,7 +163,7 @@ def test_commits_of_others_come_between_and_nothing_is_lost(kind: LakeTable) -> 
     failed: list[BaseException] = []
 
     def run(of: SinkContext) -> None:
-        committer = kind.sink(ROWS).committer(JOB, of.uid)
+        committer = kind.committer(kind.sink(ROWS), of.uid)
         for checkpoint in range(1, 6):
             found = prepared(sink, of, checkpoint, 10 * checkpoint + int(of.uid[-1]))
             committer.commit(found)
@@ -187,7 +190,7 @@ def _noted(work: Callable[[], None], failed: list[BaseException]) -> Callable[[]
 
 def test_a_file_that_is_gone_before_its_commit_is_said(kind: LakeTable) -> None:
     sink = kind.sink(ROWS)
-    committer = sink.committer(JOB, UID)
+    committer = kind.committer(sink)
     found = prepared(sink, context(), 1, 1)
     done = prepared(sink, context(), 2, 2)
     committer.commit(found)
@@ -202,7 +205,7 @@ def test_what_will_never_be_committed_is_removed_and_what_is_in_the_table_stays(
     kind: LakeTable,
 ) -> None:
     sink = kind.sink(ROWS)
-    committer = sink.committer(JOB, UID)
+    committer = kind.committer(sink)
     kept, gone = prepared(sink, context(), 1, 1), prepared(sink, context(), 2, 2)
     committer.commit(kept)
     committer.discard([*kept, *gone])
@@ -222,7 +225,7 @@ def test_files_are_of_their_target_size_or_end_with_the_checkpoint(kind: LakeTab
         writer.write(batch(*range(n, n + 10)))
     found = writer.prepare(1)
     assert 2 <= len(found) <= 10
-    sink.committer(JOB, UID).commit(found)
+    kind.committer(sink).commit(found)
     assert kind.numbers() == list(range(100))
     assert writer.prepare(2) == []
 
@@ -232,7 +235,7 @@ def test_small_batches_are_no_row_groups_of_their_own(kind: LakeTable) -> None:
     writer = sink.open(context())
     for _ in range(50):
         writer.write(batch(1, 2))
-    sink.committer(JOB, UID).commit(writer.prepare(1))
+    kind.committer(sink).commit(writer.prepare(1))
     files = list(kind.folder.rglob("part-*.parquet"))
     assert [pq.ParquetFile(one).num_row_groups for one in files] == [1, 1]
     assert kind.numbers() == [1] * 50 + [2] * 50
@@ -240,12 +243,12 @@ def test_small_batches_are_no_row_groups_of_their_own(kind: LakeTable) -> None:
 
 def test_a_table_that_lacks_a_column_is_refused_or_gets_it(kind: LakeTable) -> None:
     sink = kind.sink(ROWS)
-    sink.committer(JOB, UID).commit(prepared(sink, context(), 1, 1))
+    kind.committer(sink).commit(prepared(sink, context(), 1, 1))
     wider = T.StructType([*ROWS.fields, T.StructField("more", T.DoubleType())])
     with pytest.raises(SchemaError, match="more"):
-        kind.sink(wider).committer(JOB, UID)
+        kind.committer(kind.sink(wider))
     sink = kind.sink(wider, add_columns=True)
-    committer = sink.committer(JOB, UID)
+    committer = kind.committer(sink)
     writer = sink.open(context(generation=2))
     rows = batch(2)
     writer.write(rows.append_column("more", pa.array([0.5])))
@@ -253,7 +256,7 @@ def test_a_table_that_lacks_a_column_is_refused_or_gets_it(kind: LakeTable) -> N
     assert sorted((r["n"], r["more"]) for r in kind.read().to_pylist()) == [(1, None), (2, 0.5)]
     other = T.StructType([T.StructField("n", T.StringType())])
     with pytest.raises(SchemaError, match="string"):
-        kind.sink(other).committer(JOB, UID)
+        kind.committer(kind.sink(other))
 
 
 def test_what_cannot_be_a_sink_is_refused_where_it_is_named(
@@ -271,7 +274,7 @@ def test_what_cannot_be_a_sink_is_refused_where_it_is_named(
         DeltaSink(tmp_path, partition_by=["at"]).check(ROWS)
     sink = kind.sink(ROWS)
     with pytest.raises(CorruptionError):
-        sink.committer(JOB, UID).commit([b"\x93"])
+        kind.committer(sink).commit([b"\x93"])
 
 
 def test_what_the_driver_knows_of_the_store_is_not_shipped(kind: LakeTable, tmp_path: Path) -> None:
@@ -320,7 +323,8 @@ def test_an_iceberg_table_is_made_with_its_partitions_or_not_at_all(
         with pytest.raises(ConnectorError, match="gone"):
             kind.sink(ROWS, partition_by=["day"])
     kind.sink(ROWS, partition_by=["day"])
-    assert [field.name for field in kind.table().spec().fields] == ["day"]
+    with kind.opened() as table:
+        assert [field.name for field in table.spec().fields] == ["day"]
 
 
 def test_two_starts_that_add_columns_at_once_end_with_an_error_of_ours(
@@ -328,10 +332,10 @@ def test_two_starts_that_add_columns_at_once_end_with_an_error_of_ours(
 ) -> None:
     kind = LakeTable("iceberg", tmp_path)
     kind.sink(ROWS)
-    loaded = kind.table()
 
-    def before(*_: Any) -> Any:  # what the first one sees, before the second one's commit
-        with kind.table().update_schema() as change:
+    def before(opened: Any) -> Any:  # what the first one sees, before the second one's commit
+        loaded = opened._catalog.load_table("shop.t")
+        with kind.opened() as table, table.update_schema() as change:
             change.union_by_name(pa.schema([pa.field("theirs", pa.int64())]))
         return loaded
 
@@ -346,14 +350,34 @@ def test_an_iceberg_table_has_partitions_of_its_own(tmp_path: Path) -> None:
 
     kind = LakeTable("iceberg", tmp_path)
     kind.sink(ROWS)
-    table = kind.table()
-    with table.update_spec() as update:
+    with kind.opened() as table, table.update_spec() as update:
         update.add_field("at", DayTransform())
         update.add_identity("day")
     sink = kind.sink(ROWS)
-    sink.committer(JOB, UID).commit(prepared(sink, context(), 1, *range(9)))
+    kind.committer(sink).commit(prepared(sink, context(), 1, *range(9)))
+    kind.close()
     assert kind.numbers() == list(range(9))
-    with table.update_spec() as update:
+    with kind.opened() as table, table.update_spec() as update:
         update.add_field("user", BucketTransform(4))
     with pytest.raises(SchemaError, match="bucket"):
         kind.sink(ROWS)
+
+
+def test_a_sink_that_is_done_has_no_connection_to_the_catalog(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = LakeTable("iceberg", tmp_path)
+    opened: list[Any] = []
+    load = catalogs.load_catalog
+
+    def noted(*args: Any, **given: Any) -> Any:
+        opened.append(load(*args, **given))
+        return opened[-1]
+
+    monkeypatch.setattr(catalogs, "load_catalog", noted)
+    sink = kind.sink(ROWS)
+    with pytest.raises(SchemaError):
+        kind.sink(as_schema("n string"))
+    kind.committer(sink).commit(prepared(sink, context(), 1, 1))
+    kind.close()
+    assert [catalog.engine.pool.checkedin() for catalog in opened] == [0, 0, 0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import threading
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -111,9 +112,11 @@ def test_an_iceberg_table_and_files_lie_there_too(s3: S3, tmp_path: Path) -> Non
     sink.check(ROWS)
     found = prepared(sink, "a", 1, *range(9))
     for _ in range(2):
-        sink.committer("job", "out").commit(found)
-    table = catalogs.load_catalog("default", **properties).load_table("shop.t")
-    assert sorted(table.scan().to_arrow()["n"].to_pylist()) == list(range(9))
+        with closing(sink.committer("job", "out")) as committer:
+            committer.commit(found)
+    with catalogs.load_catalog("default", **properties) as catalog:
+        rows = catalog.load_table("shop.t").scan().to_arrow()
+    assert sorted(rows["n"].to_pylist()) == list(range(9))
 
     files = FileSink(f"{url}/files")
     found = prepared(files, "a", 1, 1, 2)
