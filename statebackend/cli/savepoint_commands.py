@@ -236,19 +236,21 @@ def edit(
     to: To,
     rename_operator: Annotated[
         list[str] | None,
-        typer.Option("--rename-operator", metavar="OLD=NEW", help="New uid; repeatable."),
+        typer.Option(
+            "--rename-operator", metavar="OLD=NEW", help="Rename an operator; repeatable."
+        ),
     ] = None,
     drop_operator: Annotated[
         list[str] | None,
-        typer.Option("--drop-operator", metavar="UID", help="Leave it out; repeatable."),
+        typer.Option("--drop-operator", metavar="UID", help="Leave an operator out; repeatable."),
     ] = None,
     rename_state: Annotated[
         list[str] | None,
-        typer.Option("--rename-state", metavar=f"{_STATE}=NEW", help="New name; repeatable."),
+        typer.Option("--rename-state", metavar=f"{_STATE}=NEW", help="Rename a state; repeatable."),
     ] = None,
     drop_state: Annotated[
         list[str] | None,
-        typer.Option("--drop-state", metavar=_STATE, help="Leave it out; repeatable."),
+        typer.Option("--drop-state", metavar=_STATE, help="Leave a state out; repeatable."),
     ] = None,
     max_parallelism: Annotated[
         int | None, typer.Option("--max-parallelism", help="Key groups. Default: as it is.")

@@ -76,7 +76,7 @@ _JOB: Final = (
     _gauge(
         "commit_waiting_seconds",
         "",
-        "how long the oldest write of a record that has not ended takes so far; 0 if there is none",
+        "age of the oldest unfinished write of a record; 0 if there is none",
     ),
     _counter("restarts_total", "", "how often a continuous job was started again after a failure"),
     _counter("rebalances_total", "", "how often subtasks were moved to other executors"),

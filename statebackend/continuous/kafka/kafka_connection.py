@@ -27,7 +27,7 @@ __all__ = [
     "is_passing",
     "is_unknown_topic",
     "kafka_module",
-    "once_known",
+    "retry_while_unknown",
 ]
 
 Options = Mapping[str, str | int | float | bool]
@@ -80,8 +80,8 @@ def is_unknown_topic(error: Any) -> bool:
     return error.args[0].name() in ("UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC")
 
 
-def once_known(ask: Callable[[], T], system: System) -> T:
-    """A broker's answer about topics, asked for again while the broker does not know them.
+def retry_while_unknown(ask: Callable[[], T], system: System) -> T:
+    """Ask a broker about topics, again and again while it does not know them.
 
     Raises:
         KafkaException: the cluster does not say, or no broker has heard of a topic for 10 s.

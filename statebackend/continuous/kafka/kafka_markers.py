@@ -19,7 +19,7 @@ from statebackend.continuous.kafka.kafka_connection import (
     KafkaConnection,
     is_unknown_topic,
     kafka_module,
-    once_known,
+    retry_while_unknown,
 )
 from statebackend.continuous.kafka.kafka_rows import RECORD
 from statebackend.errors import (
@@ -186,7 +186,7 @@ class MarkerTopic:
             return str(asked.result()["cleanup.policy"].value)
 
         try:
-            return once_known(ask, self._system)
+            return retry_while_unknown(ask, self._system)
         except kafka.KafkaException as error:
             self._connection.failed(f"Asking how the topic {self.name!r} is kept", error)
 

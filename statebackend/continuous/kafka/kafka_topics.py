@@ -13,7 +13,7 @@ from statebackend.continuous.kafka.kafka_connection import (
     KafkaConnection,
     is_unknown_topic,
     kafka_module,
-    once_known,
+    retry_while_unknown,
 )
 from statebackend.errors import SettingError
 from statebackend.system import SYSTEM, System
@@ -104,7 +104,7 @@ class TopicReader:
 
         try:
             if wanted:
-                once_known(ask, self._system)
+                retry_while_unknown(ask, self._system)
         except self._kafka.KafkaException as error:
             if not is_unknown_topic(error):
                 self._failed(f"Describing topics {', '.join(sorted(wanted))}", error)

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from statebackend.continuous.kafka.kafka_connection import KafkaConnection, once_known
+from statebackend.continuous.kafka.kafka_connection import KafkaConnection, retry_while_unknown
 from statebackend.continuous.kafka.kafka_topics import TopicReader
 from statebackend.system import System
 from tests.support.kafkaclient import KafkaClient
@@ -48,14 +48,14 @@ class Broker:
 def test_a_broker_that_has_not_heard_of_a_topic_is_asked_again() -> None:
     clock = Clock()
     broker = Broker(clock, known_at_s=3)
-    assert once_known(broker, clock.system) == "known"
+    assert retry_while_unknown(broker, clock.system) == "known"
     assert 2 < broker.asked < 100
 
 
 def test_a_topic_that_is_not_there_is_given_up_after_ten_seconds() -> None:
     clock = Clock()
     with pytest.raises(KafkaException, match="UNKNOWN_TOPIC_OR_PART"):
-        once_known(Broker(clock, known_at_s=60), clock.system)
+        retry_while_unknown(Broker(clock, known_at_s=60), clock.system)
     assert 10 <= clock.now_s < 11
 
 
@@ -63,7 +63,7 @@ def test_another_error_is_told_at_once() -> None:
     clock = Clock()
     broker = Broker(clock, 60, KafkaError.TOPIC_AUTHORIZATION_FAILED)
     with pytest.raises(KafkaException, match="TOPIC_AUTHORIZATION_FAILED"):
-        once_known(broker, clock.system)
+        retry_while_unknown(broker, clock.system)
     assert (broker.asked, clock.now_s) == (1, 0)
 
 
