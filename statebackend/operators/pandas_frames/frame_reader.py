@@ -246,9 +246,7 @@ def _converted(column: Any, kind: DataType, timezone: str) -> Any:
     series = column.to_pandas(
         date_as_object=True, coerce_temporal_nanoseconds=True, integer_object_nulls=True
     )
-    convert = _create_converter_to_pandas(
-        kind, True, timezone=timezone, struct_in_pandas="dict", integer_object_nulls=True
-    )
+    convert = _create_converter_to_pandas(kind, True, timezone=timezone, struct_in_pandas="dict")
     return convert(series)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pyspark
 import pytest
 
 from tests.spark.local.conformance import Both, Case
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tests.spark.local.world import Rows, World
+
+# Spark 4.1 shows two kinds of column in frames otherwise than 4.2, 4.3 and we do.
+ON_4_1 = pyspark.__version__.startswith("4.1.")
 
 
 @pytest.fixture
@@ -109,8 +113,9 @@ def test_values_look_as_in_spark_in_rows_and_in_state(both: Both, tokyo: None) -
 
 
 def test_frames_look_as_in_spark(both: Both, tokyo: None) -> None:
+    full = FULL | ({"l": [1], "ls": [{"q": 1}], "m": {"a": 1}} if ON_4_1 else {})
     batches: list[Rows] = [
-        [{"k": k, "seq": i, **FULL} for i, k in enumerate(("full", "full", "other"))],
+        [{"k": k, "seq": i, **full} for i, k in enumerate(("full", "full", "other"))],
         [{"k": "empty", "seq": 9}],
     ]
     both.run(Case(TYPED, TypesInFrames(), flavour="pandas"), batches)
@@ -189,7 +194,7 @@ def given(spark: SparkSession) -> Any:
     """Keys with several rows, with one, and without input."""
     frame = spark.createDataFrame(
         [(1, "a", 0.5), (2, "a", None), (3, "b", 1.5), (4, "never", 2.5)],
-        "n int, k string, o double",
+        f"n {'bigint' if ON_4_1 else 'int'}, k string, o double",
     )
     return frame.selectExpr(
         "*",
