@@ -8,12 +8,13 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import LongType, StructField, StructType
 
 from statebackend.errors import SchemaError, ValueMismatchError
 from statebackend.key_hashing import key_groups
 from statebackend.operators.declared_states import StateDeclaration, parse_schema
+from statebackend.operators.rows.row_conversion import arrow_schema
 from statebackend.operators.vector.given_columns import columns_of
 from statebackend.schema.codec import codec_for
 from statebackend.schema.keys.key_codec import KeyCodec
@@ -215,7 +216,7 @@ def batches_of(rows: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         SchemaError: they are something else.
     """
     if hasattr(rows, "toArrow"):
-        return to_arrow_schema(rows.schema, timezone="UTC"), SparkRows(rows)
+        return arrow_schema(rows.schema), SparkRows(rows)
     if isinstance(rows, pa.RecordBatch):
         return rows.schema, iter([rows])
     if isinstance(rows, pa.RecordBatchReader):
@@ -339,7 +340,7 @@ def spark_schema(schema: pa.Schema, state: str) -> StructType:
     """
     try:
         found: StructType = from_arrow_schema(schema)
-        to_arrow_schema(found, timezone="UTC")
+        arrow_schema(found)
     except Exception as error:  # pyspark's own, of several kinds
         raise SchemaError(
             f"The columns of state {state!r} have a type that Spark does not have ({error}).",

@@ -14,11 +14,11 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from recovery.savepoints.savepoint import Savepoint
 from snapshot.storage.store_options import StoreOptions
 from statebackend.errors import NullKeyError, SettingError, UnsupportedQueryError
+from statebackend.operators.rows.row_conversion import arrow_schema
 from statebackend.spark.from_spark.reached_location import is_on_s3, reached
 from statebackend.spark.from_spark.spark_checkpoint import SparkCheckpoint, open_checkpoint
 from statebackend.spark.from_spark.spark_operators import (
@@ -391,7 +391,7 @@ def _reader(
     refused: Callable[[Exception], Exception],
 ) -> pa.RecordBatchReader:
     """A frame as batches: Spark's tasks encode them, one partition at a time comes here."""
-    schema = to_arrow_schema(rows.schema, timezone="UTC")
+    schema = arrow_schema(rows.schema)
 
     def batches() -> Iterator[pa.RecordBatch]:
         encoded = rows.mapInArrow(_encoded, "batch binary")
