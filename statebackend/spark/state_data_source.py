@@ -14,11 +14,11 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from snapshot.storage.store_options import StoreOptions
 from statebackend.errors import NotRestorableError, ObjectNotFoundError, SettingError
+from statebackend.operators.rows.row_conversion import struct_type
 from statebackend.spark.data_sources import registered
 from statebackend.tables.read_state import epochs, states
 from statebackend.tables.state_scan import (
@@ -182,10 +182,10 @@ class StateTableSource(DataSource):
         """Of the state, as its log declares it."""
         request = _Request.of(self.options)
         if not request.operator:
-            return from_arrow_schema(_metadata(request).schema)
+            return struct_type(_metadata(request).schema)
         found = request.place.find()
         source = request.source(found.operator(request.operator))
-        return from_arrow_schema(ChosenColumns(source.schema, request.columns).schema)
+        return struct_type(ChosenColumns(source.schema, request.columns).schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Reads it."""

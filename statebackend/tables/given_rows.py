@@ -8,13 +8,12 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import LongType, StructField, StructType
 
 from statebackend.errors import SchemaError, ValueMismatchError
 from statebackend.key_hashing import key_groups
 from statebackend.operators.declared_states import StateDeclaration, parse_schema
-from statebackend.operators.rows.row_conversion import arrow_schema
+from statebackend.operators.rows.row_conversion import arrow_schema, struct_type
 from statebackend.operators.vector.given_columns import columns_of
 from statebackend.schema.codec import codec_for
 from statebackend.schema.keys.key_codec import KeyCodec
@@ -339,7 +338,7 @@ def spark_schema(schema: pa.Schema, state: str) -> StructType:
         SchemaError: Spark has no such type, naming the state.
     """
     try:
-        found: StructType = from_arrow_schema(schema)
+        found = struct_type(schema)
         arrow_schema(found)
     except Exception as error:  # pyspark's own, of several kinds
         raise SchemaError(

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from pyspark.errors import PySparkException
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructField, StructType, TimestampNTZType, TimestampType
 
 from statebackend.errors import SettingError, UsageError, ValueMismatchError
@@ -22,7 +21,7 @@ from statebackend.operators.input.group_by_key import Groups, group_part
 from statebackend.operators.input.lateness import LateRows
 from statebackend.operators.input.staging import Part
 from statebackend.operators.operator_plan import OperatorPlan
-from statebackend.operators.rows.row_conversion import arrow_schema
+from statebackend.operators.rows.row_conversion import arrow_schema, struct_type
 from statebackend.schema.conform import conform_all
 from statebackend.schema.keys.key_codec import KeyCodec
 from statebackend.state.binary_columns import take
@@ -140,7 +139,7 @@ class ArrowOperatorUnderTest(OperatorUnderTest):
             )
         own = {field.name: field.dataType for field in self.keys.schema}
         try:
-            found = from_arrow_schema(batch.schema)
+            found = struct_type(batch.schema)
         except PySparkException as error:
             raise ValueMismatchError(
                 f"A batch has a column of a type that Spark has not ({error}).",

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row
-from pyspark.sql.streaming.tws_tester import TwsTester
 
 from statebackend.testing.processor_tester import ProcessorTester
 from tests.api.processors import Alarm
+
+TwsTester = pytest.importorskip(
+    "pyspark.sql.streaming.tws_tester", reason="PySpark 4.1 has no TwsTester"
+).TwsTester
 
 KEYS = st.integers(0, 5)
 STEPS = st.one_of(

@@ -14,7 +14,6 @@ from pyspark.errors import (
     PySparkValueError,
 )
 from pyspark.sql import Row
-from pyspark.sql.streaming.tws_tester import TwsTester
 
 from statebackend.testing.processor_tester import ProcessorTester
 from tests.api.processors import (
@@ -28,6 +27,10 @@ from tests.api.processors import (
     RunningCountInPandas,
     Words,
 )
+
+TwsTester = pytest.importorskip(
+    "pyspark.sql.streaming.tws_tester", reason="PySpark 4.1 has no TwsTester"
+).TwsTester
 
 Make = Callable[..., Any]
 

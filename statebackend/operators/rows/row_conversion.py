@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 from pyspark.sql.conversion import ArrowTableToRowsConversion
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     ByteType,
@@ -43,6 +43,7 @@ __all__ = [
     "make_rows",
     "row_type",
     "shown_keys",
+    "struct_type",
 ]
 
 _NUMPY_TYPES: Final = (ByteType, ShortType, IntegerType, LongType, FloatType, DoubleType)
@@ -56,6 +57,17 @@ _IN_UTC: Final[dict[str, Any]] = (
 def arrow_schema(schema: StructType) -> pa.Schema:
     """The Arrow schema that ``mapInArrow`` must return for ``schema``, to the letter."""
     return to_arrow_schema(schema, **_IN_UTC)
+
+
+def struct_type(schema: pa.Schema) -> StructType:
+    """Spark's schema of Arrow columns; a timestamp without a zone is ``timestamp_ntz``.
+
+    Raises:
+        PySparkException: Spark has no such type.
+    """
+    # PySpark 4.1 does so when it is told to only.
+    found: StructType = from_arrow_schema(schema, prefer_timestamp_ntz=True)
+    return found
 
 
 def columns_to_python(
