@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
@@ -175,8 +174,9 @@ def test_timestamps_inside_other_types_are_converted_alike() -> None:
     )
     (found,) = column
     assert found == {"at": [aware, None, aware], "by": [(aware, plain)]}
-    assert found["at"][0].tzinfo == ZoneInfo("Asia/Kathmandu")
-    assert found["by"][0][0].tzinfo == ZoneInfo("Asia/Kathmandu")
+    # By its name: before 25, pyarrow shows zones of pytz's.
+    assert str(found["at"][0].tzinfo) == "Asia/Kathmandu"
+    assert str(found["by"][0][0].tzinfo) == "Asia/Kathmandu"
 
 
 # --- keys of timers ------------------------------------------------------------------------------

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
@@ -37,7 +36,7 @@ STATES = {
     ),
 }
 MOMENT = datetime(2020, 11, 1, 6, 30, tzinfo=UTC)
-NEW_YORK = ZoneInfo("America/New_York")
+NEW_YORK = "America/New_York"
 
 
 class Processor(StatefulProcessor):
@@ -99,8 +98,9 @@ def test_rows_and_keys_show_timestamps_in_the_sessions_zone() -> None:
             assert type(key) is tuple
             assert key == (row.at, "a") == row[:2]
             assert key[0].timestamp() == MOMENT.timestamp()
-            assert key[0].tzinfo == row.at.tzinfo == NEW_YORK
-            assert row.at.fold == 1
+            # By its name: before 25, pyarrow shows zones of pytz's.
+            assert str(key[0].tzinfo) == str(row.at.tzinfo) == NEW_YORK
+            assert row.at.utcoffset() == timedelta(hours=-5)  # the second of two half past ones
             yield T.Row(n=1, name="ok")
 
     assert run(Sees(), ["a"]) == [("ok", 1)]

@@ -70,10 +70,11 @@ def test_what_has_expired_is_not_there(going: Going, state: str) -> None:
 
 
 def test_keys_of_maps_with_parts_have_a_hash_and_parts_are_rows(tmp_path: Path) -> None:
+    keys = pa.struct({"tags": pa.list_(pa.string()), "at": pa.struct({"x": pa.int64()})})
     rows = pa.table(
         {
             "user": ["ann"],
-            "map_key": [{"tags": ["a", "b"], "at": {"x": 1}}],
+            "map_key": pa.array([{"tags": ["a", "b"], "at": {"x": 1}}], keys),
             "value": [{"place": {"y": 2}, "sizes": [3]}],
         }
     )
