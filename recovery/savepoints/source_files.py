@@ -93,9 +93,16 @@ def file_source_offset(offset: str) -> int | None:
 
 
 def _file_log(location: LocationFiles, folder: str, names: Sequence[str], last: int) -> list[str]:
-    """A file source's log up to one of its batches, from the newest compact file on."""
+    """A file source's log up to one of its batches, from the newest compact file on.
+
+    The compact file before it goes along: by the distance of the two, Spark knows which batches
+    have compact files. Of one alone it takes that there is one at the least divisor of its number
+    plus one that is 10 or more (`spark.sql.streaming.fileSource.log.compactInterval`). That is
+    wrong for a log that itself began with one alone: after 19 come 39 and 59, and of 59 alone Spark
+    takes that 69 is one.
+    """
     entries: dict[int, str] = {}
-    compact = -1
+    compacts = []
     for name in names:
         number = _log_number(folder, name)
         if not 0 <= number <= last:
@@ -103,8 +110,8 @@ def _file_log(location: LocationFiles, folder: str, names: Sequence[str], last: 
         if name.endswith(_COMPACT) or number not in entries:
             entries[number] = name
         if name.endswith(_COMPACT):
-            compact = max(compact, number)
-    first = max(compact, 0)
+            compacts.append(number)
+    *before, first = sorted(compacts)[-2:] or [0]
     missing = [n for n in range(first, last + 1) if n not in entries]
     if missing:
         raise NotRestorableError(
@@ -112,7 +119,7 @@ def _file_log(location: LocationFiles, folder: str, names: Sequence[str], last: 
             f"it is needed up to {last}: which files were read is not known.",
             todo="Let the query finish a batch, and try again.",
         )
-    return [entries[n] for n in range(first, last + 1)]
+    return [entries[n] for n in (*before, *range(first, last + 1))]
 
 
 def _log_number(folder: str, name: str) -> int:

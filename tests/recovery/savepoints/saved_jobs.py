@@ -48,6 +48,12 @@ class Location:
         self.next_batch += count
         return self
 
+    def compact(self, batch: int) -> None:
+        """Put the source's log up to a batch together, as Spark does."""
+        entries = "\n".join(FILE_ENTRY % (n, n) for n in range(batch + 1))
+        self.put(f"sources/0/{batch}.compact", f"v1\n{entries}")
+        self.store.delete([f"sources/0/{batch}"])
+
     def files(self) -> StoreLocation:
         return StoreLocation(self.store)
 

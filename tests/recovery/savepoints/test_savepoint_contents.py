@@ -196,14 +196,27 @@ def test_large_objects_go_through_a_file(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_a_file_sources_log_goes_along_up_to_its_offset() -> None:
     stand = Stand().run(25)
-    entries = "\n".join(FILE_ENTRY % (n, n) for n in range(20))
-    stand.location.put("sources/0/19.compact", f"v1\n{entries}")
+    stand.location.compact(19)
     stand.location.store.delete([f"sources/0/{n}" for n in range(20)])
     stand.location.put("sources/0/25", "v1\n" + FILE_ENTRY % (25, 25))  # read, not yet planned
     savepoint, target = stand.save()
     logs = [file.name for file in savepoint.spark if file.name.startswith("sources/")]
     assert logs == ["sources/0/19.compact", *(f"sources/0/{n}" for n in range(20, 25))]
     assert target.get("spark/sources/0/24") == stand.location.store.get("sources/0/24")
+
+
+def test_a_file_sources_log_keeps_its_interval() -> None:
+    """Spark takes it from the last two compact files."""
+    stand = Stand().run(75)
+    for batch in (19, 39, 59):
+        stand.location.compact(batch)
+    savepoint, _ = stand.save()
+    logs = [file.name for file in savepoint.spark if file.name.startswith("sources/")]
+    assert logs == [
+        "sources/0/39.compact",
+        "sources/0/59.compact",
+        *(f"sources/0/{n}" for n in range(60, 75)),
+    ]
 
 
 def test_a_file_sources_log_with_a_gap_is_refused() -> None:

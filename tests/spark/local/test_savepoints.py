@@ -27,6 +27,7 @@ from tests.spark.local.world import (
     durable_state,
     finish,
     job_store,
+    setting,
     sources,
     until,
 )
@@ -160,6 +161,23 @@ def test_a_clone_at_another_parallelism_writes_files(make_world: Callable[..., W
     assert given == sorted(row["id"] for row in world.input.rows[80:])
     log = {path.name for path in (out / "_spark_metadata").iterdir() if path.name[0] != "."}
     assert log == {*map(str, range(9)), "9.compact", "10", "11"}  # every tenth, as from the start
+
+
+def test_a_clone_reads_on_where_a_sources_log_has_another_interval(
+    make_world: Callable[..., World],
+) -> None:
+    """Of one compact file alone, Spark would take another interval and miss files of the log."""
+    world = make_world()
+    world.input.add_batches(11)
+    with setting(world.spark, "spark.sql.streaming.fileSource.log.compactInterval", "4"):
+        savepoint = world.run_ledger().savepoint()
+    names = {path.name for path in (world.location / "sources" / "0").iterdir()}
+    assert {"3.compact", "7.compact", "8", "9", "10"} <= names
+    world.input.add_batches(3)
+    clone = make_world("clone")
+    with setting(clone.spark, "spark.sql.streaming.fileSource.log.compactInterval", "2"):
+        backend = cloned(clone, world, savepoint)
+    check_clone(clone, backend, world, savepoint)
 
 
 @pytest.mark.parametrize("commit", ["sync", "async"])
