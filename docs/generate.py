@@ -34,9 +34,8 @@ code. Then it says what happened, and what to do next. The error has these parts
 `code`, `what` and `todo`. The third column names the class that an error is derived from, so
 `except` with that class catches the error as well.
 
-An error inside a running query reaches you as Spark's `StreamingQueryException`. The code and the
-sentence come before all details. If a `foreachBatch` function fails, they come after the lines of
-Spark that call the function.
+An error inside a running query reaches you as Spark's `StreamingQueryException`. Its text also
+begins with the code. The attribute `whole` has Spark's own text, with the stacks and the plan.
 
 {digits}
 
