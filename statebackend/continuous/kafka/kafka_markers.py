@@ -99,7 +99,7 @@ class Marks:
             else:
                 found = msgspec.json.decode(value, type=_Run)
                 self._last[key.decode()] = {int(n): last for n, last in found.last.items()}
-        except ValueError as error:
+        except (msgspec.MsgspecError, ValueError) as error:
             raise CorruptionError(
                 f"The record {key!r} in a sink's topic of commits is none of the sink's: {error}.",
                 todo="Have nobody else write to the topic; see its records.",
