@@ -17,6 +17,7 @@ from typing import Any
 
 from snapshot.storage.files_to_upload import opened_file
 from snapshot.storage.fsspec_protocols import Protocol, Publish, protocol_named
+from snapshot.storage.call_texts import call_text
 from snapshot.storage.object_store import (
     CHUNK_BYTES,
     Buffer,
@@ -318,7 +319,7 @@ class FilesystemStore(ObjectStore):
         code = errno.errorcode.get(getattr(error, "errno", None) or 0, "")
         reason = f"{type(error).__name__}{f' {code}' if code else ''}"
         return StoreUnreachableError(
-            f"Could not {verb} {name!r} in {self._uri}: {reason}.",
+            f"Could not {call_text(verb, name, self._uri)}: {reason}.",
             todo="Check that the place is there, and the credentials that its package uses.",
         )
 
