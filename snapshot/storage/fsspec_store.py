@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from snapshot.storage.call_texts import call_text
 from snapshot.storage.files_to_upload import opened_file
 from snapshot.storage.fsspec_protocols import Protocol, Publish, protocol_named
-from snapshot.storage.call_texts import call_text
 from snapshot.storage.object_store import (
     CHUNK_BYTES,
     Buffer,

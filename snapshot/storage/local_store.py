@@ -14,9 +14,9 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from snapshot.storage.call_texts import call_text
 from snapshot.storage.files_to_upload import file_chunks
 from snapshot.storage.leftovers import mark_used, sweep
-from snapshot.storage.call_texts import call_text
 from snapshot.storage.object_store import (
     CHUNK_BYTES,
     Buffer,

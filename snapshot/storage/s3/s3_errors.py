@@ -205,8 +205,8 @@ def _failed(error: BaseException, what: str, tries: str) -> StorageError:
     if isinstance(error, boto.SSLError):
         return StoreUnreachableError(
             f"{what}: the TLS connection failed ({_text(error)}){tries}.",
-            todo="Check the server's certificate, and that s3_ca_bundle= (or AWS_CA_BUNDLE) is the file "
-            "of its authority.",
+            todo="Check the server's certificate, and that s3_ca_bundle= (or AWS_CA_BUNDLE) is the "
+            "file of its authority.",
         )
     return StoreUnreachableError(
         f"{what}: no whole answer came ({type(error).__name__}: {_text(error)}){tries}.",
