@@ -52,6 +52,13 @@ def test_names_change_and_a_state_goes(savepoint: str, tmp_path: Path) -> None:
 def test_a_savepoint_of_tables_names_no_job(savepoint: str) -> None:
     shown = run("describe", savepoint).splitlines()
     assert shown[1].strip() == "of tables, or other savepoints"
+    folder = savepoint.rpartition("/")[0]
+    edit = ("edit", savepoint, "--to", f"{folder}/edited", "--drop-state", "counter:other")
+    assert run(*edit)
+    assert run("export", savepoint, "--to", f"{folder}/portable")
+    assert run("import", f"{folder}/portable", "--to", f"{folder}/back")
+    listed = json.loads(run("list", "--in", folder, "--json"))["savepoints"]
+    assert [one["job"] for one in listed] == ["", "", ""]
 
 
 def test_what_is_exported_reads_without_this_package_and_comes_back(
