@@ -88,3 +88,13 @@ def test_the_endpoint_counts_for_whichever_of_the_folders_is_on_s3(
     for uris in (("file:///to", "s3://b/from"), ("s3://b/to", "file:///from")):
         assert _options("", "", *uris).endpoint_url == "http://127.0.0.1:1"
     assert not _options("", "", "file:///to", "file:///from").endpoint_url
+
+
+def test_an_import_without_a_name_is_refused_before_spark_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyspark.sql.SparkSession.builder", None)
+    args = ["import-spark", str(tmp_path), "--to", f"file://{tmp_path}/to", "--json"]
+    done = CliRunner().invoke(app, args)
+    assert done.exit_code == 2, done.output
+    assert "Give --uid" in json.loads(done.stdout)["error"]["todo"]
