@@ -194,8 +194,8 @@ class _Naming:
             raise SettingError(
                 f"{name}={given!r} is given for one operator, and there are {len(numbers)}: "
                 f"{self._shown()}.",
-                todo=f"Give it by operator: {name}={{{numbers[0]}: ..., {numbers[1]}: ...}} (on the "
-                f"command line --{name} {numbers[0]}=... --{name} {numbers[1]}=...).",
+                todo=f"Give it by operator: {name}={{{numbers[0]}: ..., {numbers[1]}: ...}} (on "
+                f"the command line --{name} {numbers[0]}=... --{name} {numbers[1]}=...).",
             )
         found = dict.fromkeys(numbers, given) if isinstance(given, str) else dict(given or {})
         if unknown := sorted(found.keys() - set(numbers)):
