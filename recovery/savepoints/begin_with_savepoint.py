@@ -86,8 +86,8 @@ def standing(log: CommitLog, job: str, savepoint: Savepoint) -> Beginning:
                 return Beginning(Standing.BEGUN, log.read(end).query_id, end)
         elif manifest.generation not in ours:
             raise CheckpointLocationError(
-                f"Job {job!r} has a log already, which does not begin with the savepoint "
-                f"{savepoint.id} of job {savepoint.job!r}.",
+                f"Job {job!r} has a log already, which does not begin with the "
+                f"{savepoint.described}.",
                 todo="Give the new query a job= name that was never used, or leave savepoint= out.",
             )
     if not present:

@@ -11,6 +11,7 @@ from recovery.savepoints.between_modes import CONTINUOUS, is_continuous, overtak
 from recovery.savepoints.location_at_epoch import files_of
 from recovery.savepoints.location_copy import copy_location_files
 from recovery.savepoints.location_files import Batches, LocationFiles, batches_of, query_id_of
+from recovery.savepoints.other_location import refuse_other_query
 from recovery.savepoints.savepoint import Begun, Savepoint, SavepointFile, SavepointOperator
 from recovery.savepoints.savepoint_folder import SavepointFolder
 from recovery.savepoints.state_at_epoch import Needed, StateAt, last_epochs, state_at
@@ -168,7 +169,10 @@ def _epoch(making: Making, manifests: list[Manifest]) -> int:
             f"Job {making.job!r} is a continuous one: it has no checkpoint location of Spark's.",
             todo="Leave it out (--checkpoint-location).",
         )
-    return epoch_to_save(manifests, batches_of(making.location))
+    batches = batches_of(making.location)
+    epoch = epoch_to_save(manifests, batches)
+    refuse_other_query(manifests, making.job, making.location, batches)
+    return epoch
 
 
 def _refuse_unaligned(making: Making, state: StateAt) -> None:

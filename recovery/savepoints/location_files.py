@@ -22,6 +22,7 @@ from snapshot.storage.object_store import ObjectStore
 from statebackend.errors import CheckpointLocationError, ObjectNotFoundError, UnsupportedFormatError
 
 __all__ = [
+    "IDENTITY_FILE",
     "Batches",
     "LocationFiles",
     "SavepointLocation",
@@ -31,6 +32,7 @@ __all__ = [
     "text_of",
 ]
 
+IDENTITY_FILE: Final = "statebackend.json"  # says whose job's location it is
 TEXT_LIMIT_BYTES: Final = 64 << 20
 
 

@@ -74,9 +74,9 @@ class Savepoint(msgspec.Struct, frozen=True, kw_only=True):
         format: of `savepoint.json`.
         id: names it.
         uri: where it lies.
-        job: the name of the job that it was taken from.
+        job: the name of the job that it was taken from; of no job: the savepoint's own id.
         job_id: that job's id.
-        job_uri: that job's folder.
+        job_uri: that job's folder; empty where it was written anew.
         query_id: of the streaming query.
         location: the query's checkpoint location.
         continuous: it was a job without micro-batches. Where its sources stood, and what its sinks
@@ -116,6 +116,23 @@ class Savepoint(msgspec.Struct, frozen=True, kw_only=True):
     continuous: bool = False
     uncommitted: bool = False
     next_watermark_ms: int | None = None
+
+    @property
+    def of_job(self) -> str:
+        """The name of the job that it was taken from; empty if it is of none."""
+        return "" if self.job == self.id else self.job
+
+    @property
+    def origin(self) -> str:
+        """What its state was taken from, for people; empty: tables, or several savepoints."""
+        if self.of_job:
+            return f"job {self.of_job!r}"
+        return f"a Spark query at {self.location}" if self.query_id else ""
+
+    @property
+    def described(self) -> str:
+        """The savepoint with its origin, in a sentence."""
+        return f"savepoint {self.id} of {self.origin}" if self.origin else f"savepoint {self.id}"
 
 
 class Begun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -22,7 +22,7 @@ class SavepointInfo(msgspec.Struct, frozen=True, kw_only=True):
         complete: whether it exists; what is left of one that was never finished does not.
         id: names it.
         uri: where it lies.
-        job: that it was taken from; empty if not known.
+        job: that it was taken from; empty if it is of none, or that is not known.
         epoch: after which it is; None if not known.
         created_ms: when it was made; None if not known.
         objects: in its folder.
@@ -85,7 +85,7 @@ def _info(store: ObjectStore, inside: list[ObjectInfo]) -> SavepointInfo | None:
             return SavepointInfo(
                 id=one.id,
                 uri=store.uri,
-                job=one.job,
+                job=one.of_job,
                 complete=True,
                 epoch=one.epoch,
                 created_ms=one.created_ms,
@@ -104,7 +104,7 @@ def _info(store: ObjectStore, inside: list[ObjectInfo]) -> SavepointInfo | None:
     return SavepointInfo(
         id=begun.id if begun else store.uri.rpartition("/")[2],
         uri=store.uri,
-        job=begun.job if begun else "",
+        job=begun.job if begun and begun.job != begun.id else "",
         complete=complete,
         epoch=None,
         created_ms=begun.created_ms if begun else None,

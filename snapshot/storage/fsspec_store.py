@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from snapshot.storage.call_texts import call_text
 from snapshot.storage.files_to_upload import opened_file
 from snapshot.storage.fsspec_protocols import Protocol, Publish, protocol_named
 from snapshot.storage.object_store import (
@@ -318,7 +319,7 @@ class FilesystemStore(ObjectStore):
         code = errno.errorcode.get(getattr(error, "errno", None) or 0, "")
         reason = f"{type(error).__name__}{f' {code}' if code else ''}"
         return StoreUnreachableError(
-            f"Could not {verb} {name!r} in {self._uri}: {reason}.",
+            f"Could not {call_text(verb, name, self._uri)}: {reason}.",
             todo="Check that the place is there, and the credentials that its package uses.",
         )
 

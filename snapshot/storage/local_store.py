@@ -14,6 +14,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from snapshot.storage.call_texts import call_text
 from snapshot.storage.files_to_upload import file_chunks
 from snapshot.storage.leftovers import mark_used, sweep
 from snapshot.storage.object_store import (
@@ -352,7 +353,7 @@ class LocalStore(ObjectStore):
         code = error.errno or 0
         path = error.filename or self._root / name
         return StoreUnreachableError(
-            f"Could not {verb} {name!r} in {self.uri}: {_errno_name(error)} "
+            f"Could not {call_text(verb, name, self.uri)}: {_errno_name(error)} "
             f"({os.strerror(code)}) at {os.fspath(path)}.",
             todo=_TODO.get(code, "Check that the place is there, mounted and healthy."),
         )

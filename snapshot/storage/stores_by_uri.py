@@ -53,7 +53,7 @@ def open_store(
     if not colon or "/" in scheme:
         raise SettingError(
             f"The store {uri!r} is a relative path, which every process would read differently.",
-            todo="Give an absolute path or a file:/// URI.",
+            todo="Give an absolute path, file:///path or s3://bucket/path.",
         )
     refuse_secrets(uri)
     if scheme in S3_SCHEMES:

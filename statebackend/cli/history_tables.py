@@ -33,8 +33,8 @@ def history(out: Console, one: History) -> None:
         "epoch#",
         "status",
         "began",
-        "total#",
-        "commit#",
+        "total ms#",
+        "commit ms#",
         "rows#",
         "late#",
         "changes#",
@@ -106,8 +106,8 @@ def _operator(out: Console, one: OperatorFigures) -> None:
     if not one.by_subtask:
         return
     made = table(
-        "subtask#", "on", "start#", "alignment#", "freeze#", "persist#", "end to end#", "rows#",
-        "changes#", "base#",
+        "subtask#", "on", "start ms#", "alignment ms#", "freeze ms#", "persist ms#",
+        "end to end ms#", "rows#", "changes#", "base#",
     )  # fmt: skip
     for each in one.by_subtask:
         made.add_row(

@@ -69,12 +69,18 @@ def bring_from_spark(
     s3_region: Region = "",
 ) -> None:
     """Write a savepoint of the state that Spark's own operators keep. Stop the query first."""
+    if not to and not dry_run:
+        raise SettingError("No place is given for the savepoint.", todo="Give --to or --dry-run.")
+    if not uid and not dry_run:  # Spark takes a minute to start and to say the same
+        raise SettingError(
+            "No name is given for the query's operator.",
+            todo="Give --uid: with install() it is the name of the processor's class, or of the "
+            "function. --dry-run shows the operators.",
+        )
     from pyspark.sql import SparkSession
 
     from statebackend.spark.from_spark.import_spark import import_spark
 
-    if not to and not dry_run:
-        raise SettingError("No place is given for the savepoint.", todo="Give --to or --dry-run.")
     named = SparkSession.builder.appName("statebackend import-spark")
     spark = named.config("spark.ui.showConsoleProgress", "false").getOrCreate()  # one bar is enough
     try:

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from recovery.inspect.job_list import split_jobs
+from snapshot.formats.record import LOG_PREFIX
 from snapshot.storage.object_store import ObjectInfo, ObjectStore
 from snapshot.storage.store_options import StoreOptions
 from snapshot.storage.stores_by_uri import open_store
 from snapshot.storage.uris import job_folder
 from statebackend import system
-from statebackend.errors import SettingError
+from statebackend.errors import NotRestorableError, SettingError
 
 __all__ = ["Place", "is_on_s3", "place_of"]
 
@@ -55,6 +56,24 @@ class Place:
         for name in names:
             yield name, self.job(name)
 
+    def stored(self, job: str | None) -> str:
+        """As `one`; a job that was asked for has a log.
+
+        Raises:
+            NotRestorableError: it has none.
+        """
+        name = self.one(job)
+        if job is None or self.job(name).list(LOG_PREFIX):
+            return name
+        others = list(self.listed())
+        there = f"the jobs there are {_names(others)}" if others else "no job is there"
+        raise NotRestorableError(
+            f"There is no job {name!r} under {self.uri}: {there}.",
+            todo="Name one of them with --job."
+            if others
+            else "Give the uri= that the query was started with, without the job's name.",
+        )
+
     def one(self, job: str | None) -> str:
         """The job that was asked for, or the only one.
 
@@ -64,11 +83,14 @@ class Place:
         names = [name for name, _ in self.jobs(job)]
         if len(names) > 1:
             raise SettingError(
-                f"There are {len(names)} jobs under {self.uri}: {', '.join(names[:_SHOWN])}"
-                f"{', ...' if len(names) > _SHOWN else ''}.",
+                f"There are {len(names)} jobs under {self.uri}: {_names(names)}.",
                 todo="Name one with --job.",
             )
         return names[0]
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
 
 
 def is_on_s3(uri: str) -> bool:

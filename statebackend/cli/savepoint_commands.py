@@ -95,7 +95,7 @@ def create_one(
 ) -> None:
     """Copy the newest epoch of a job that has stopped. A running one makes its own."""
     place = _place(uri, s3_endpoint, s3_region)
-    job = place.one(job)
+    job = place.stored(job)
     store = place.job(job)
     location: StoreLocation | None = None
     if checkpoint_location:

@@ -217,6 +217,10 @@ def get_rows(
     with progress_bars(quiet=as_json or no_progress) as bars:
         reader = source.read(bars, operator, state, timers=False, columns=columns, keys=wanted)
         found = _taken(reader, None, to, bars)
+    if not found and not as_json:
+        which = "this key" if len(keys) == 1 else "any of these keys"
+        print(f"State {state!r} of operator {operator!r} has nothing for {which}.")
+        return
     _show(found, reader.schema.names, as_json=as_json)
 
 

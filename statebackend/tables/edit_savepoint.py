@@ -162,7 +162,7 @@ def _head(
         stamp_ms=max(one.savepoint.stamp_ms for one in saved),
         watermark_ms=min(known) if len(known) == len(marks) else None,
         next_watermark_ms=first.next_watermark_ms if len(saved) == 1 else None,
-        job=first.job if len(saved) == 1 else "",
+        job=first.of_job if len(saved) == 1 else "",
         continuous=first.continuous,
         uncommitted=any(one.savepoint.uncommitted for one in saved),
     )

@@ -179,16 +179,25 @@ def _judge(made: OperatorSection, one: OperatorFigures) -> float:
     if not times:  # with what it waited for a core, which nobody knows any more
         made.skew = f"The slowest was subtask {slowest}{on}."
         return slow_ms
-    made.skewed = most >= slow_ms
-    how = "Skewed: subtask" if made.skewed else "Even: the slowest subtask is"
-    text = f"{how} {slowest}{on}{' took' if made.skewed else ', with'} {milliseconds(most)}"
+    stands_out = most >= slow_ms
+    phase, because = _because(one.by_subtask, slowest)
+    # A start takes its time, and so does a batch without rows: neither says how keys are spread.
+    made.skewed = stands_out and phase != "restore" and not _has_no_rows(one.by_subtask)
+    head = "Skewed: subtask" if made.skewed else "The slowest was subtask"
+    head = head if stands_out else "Even: the slowest subtask is"
+    text = f"{head} {slowest}{on}{' took' if made.skewed else ', with'} {milliseconds(most)}"
     made.skew = f"{text}, {against} ({milliseconds(median)})."
-    if made.skewed:
+    if stands_out:
         number = sum(time >= slow_ms for time in times)
         if number > 1:
             made.skew += f" {count(number, 'subtask')} took {milliseconds(slow_ms)} or more."
-        made.skew += _because(one.by_subtask, slowest)
+        made.skew += because
     return slow_ms
+
+
+def _has_no_rows(parts: Sequence[SubtaskFigures]) -> bool:
+    """Whether it is known that no row came in."""
+    return all(part.rows == 0 for part in parts)
 
 
 def _waited_for_a_core(one: OperatorFigures) -> str:
@@ -204,11 +213,11 @@ def _waited_for_a_core(one: OperatorFigures) -> str:
     return f"{waited} More cores, or fewer subtasks, help most."
 
 
-def _because(parts: Sequence[SubtaskFigures], slowest: int) -> str:
-    """The phase in which the slowest subtask lost most against the median."""
+def _because(parts: Sequence[SubtaskFigures], slowest: int) -> tuple[str, str]:
+    """The phase in which the slowest subtask lost most against the median, and a sentence on it."""
     own = next((part for part in parts if part.subtask == slowest), None)
     if own is None:
-        return ""
+        return "", ""
     lost = []
     for name, took in _phases(own).items():
         if name == "start_delay":
@@ -216,14 +225,14 @@ def _because(parts: Sequence[SubtaskFigures], slowest: int) -> str:
         others = sorted(_phases(part).get(name, 0.0) for part in parts)
         lost.append((took - quantile(others, 0.5), name))
     if not lost or max(lost)[0] <= 0:
-        return ""
+        return "", ""
     more_ms, phase = max(lost)
     rows = sorted(part.rows or 0 for part in parts)
     said = f" It lost {milliseconds(more_ms)} in {_PHASES.get(phase, ('', phase))[1]}"
     if own.rows and own.rows > 2 * max(1, quantile(rows, 0.5)):
         times = own.rows / max(1, quantile(rows, 0.5))
-        return f"{said}, and got {times:.1f} times as many rows as the median."
-    return f"{said}."
+        return phase, f"{said}, and got {times:.1f} times as many rows as the median."
+    return phase, f"{said}."
 
 
 def _with_missing(parts: Sequence[SubtaskFigures], expected: int) -> list[SubtaskFigures]:

@@ -175,7 +175,8 @@ def waits_for(one: Waiting) -> str:
     if begun and (idle or len(begun) < one.parallelism):
         more = f" and {len(begun) - _LISTED} more" if len(begun) > _LISTED else ""
         listed = ", ".join(str(number) for number in begun[:_LISTED])
-        said.append(f"{'at work' if idle else 'not yet'}: {listed}{more}")
+        noun = "subtask" if len(begun) == 1 else "subtasks"
+        said.append(f"{'at work' if idle else 'not yet'}: {noun} {listed}{more}")
     if idle:
         said.append(f"{len(idle):,} {'has' if len(idle) == 1 else 'have'} not begun")
     return f"{'; '.join(said)}."

@@ -34,6 +34,7 @@ from statebackend.ui.job_figures import (
     StoredFacts,
     Takeover,
 )
+from statebackend.ui.newer_driver import NewerDriver
 from statebackend.ui.stored_job_view import StoredJobView, as_text
 from statebackend.ui.under_way_figures import (
     moved_at_s,
@@ -102,6 +103,7 @@ class RunningJobView:
         job = observed.job
         self._system = job.system
         self._stored = StoredJobView(job.uri, job.name, _sooner(job.options), job.system)
+        self._newer = NewerDriver(self._stored.store, job.name, job.system.monotonic_s())
         self._lookups = StateLookup(job)
         self._durable_at_s: float | None = None
         self._durable_epoch: int | None = None
@@ -137,7 +139,7 @@ class RunningJobView:
     # --- how it stands -------------------------------------------------------------------------
 
     def facts(self) -> RunFacts | StoredFacts:
-        """How it stands now; asks Spark, and no store."""
+        """How it stands now; asks Spark, and the store where nothing was committed for long."""
         observed, now_s = self._observed, self._system.monotonic_s()
         session, status = observed.session(), observed.status()
         under_way, durable = self._under_way(session, status)
@@ -147,6 +149,8 @@ class RunningJobView:
         out_s = observed.job.store.unreachable_s
         active = self.is_running
         failure = status.failure or (f"[{failed.code}] {failed.what}" if failed else "")
+        if active and not failure and not out_s:
+            failure = self._claimed_since(now_s)
         begun = session is not None and session.looked_at(lambda run: True)
         return RunFacts(
             active=active,
@@ -168,6 +172,10 @@ class RunningJobView:
             interval_s=status.interval_s,
             asynchronous=observed.settings.commit == "async" and not observed.continuous,
         )
+
+    def _claimed_since(self, now_s: float) -> str:
+        writer = self._newer.than(self._generation(), self._durable_at_s, now_s)
+        return writer and f"another driver ({writer}) has claimed the job."
 
     def _under_way(
         self, session: RunSession | None, status: JobStatus

@@ -18,6 +18,7 @@ from snapshot.protocol.operators import operators_setting
 from snapshot.storage.object_store import ObjectStore
 
 JOB, OPERATOR = "clicks per user", "count"
+QUERY = "query"
 PARALLELISM, MAX_PARALLELISM = 2, 8
 State = dict[bytes, bytes]
 
@@ -51,7 +52,7 @@ class Folder:
     def claim(self, writer: str = "host:1") -> Folder:
         """A new driver."""
         self.log = CommitLog(self.store, job=self.job, writer=writer, new_id=new_id)
-        self.tenure = self.log.claim(query_id="query", run=new_id())
+        self.tenure = self.log.claim(query_id=QUERY, run=new_id())
         return self
 
     def lineage(self) -> OperatorLineage:
@@ -121,6 +122,7 @@ class Folder:
             writer="",
             write_id="",
             oldest_needed=max(self.tenure.oldest_needed, needed or 0),
+            query_id=QUERY,
             operator=self.operator,
             epoch=epoch,
             stamp_ms=1_700_000_000_000 + epoch,

@@ -33,7 +33,7 @@ def test_history_has_a_shape(uri: str, folder: Folder) -> None:
     assert [one["epoch"] for one in page["checkpoints"]] == [3, 2]
     assert page["next_before"] == 2
     text = run("history", uri, "--limit", "2")
-    for word in (JOB, "complete", "--before 3", "generation 2"):
+    for word in (JOB, "complete", "--before 3", "generation 2", "total ms", "commit ms"):
         assert word in text
 
 
@@ -42,7 +42,7 @@ def test_an_epoch_is_shown_by_operator_and_subtask(uri: str, folder: Folder) -> 
     (operator,) = one["operators"]
     assert (operator["uid"], len(operator["by_subtask"])) == (OPERATOR, 2)
     text = run("history", uri, "--epoch", "3")
-    for word in (OPERATOR, "epoch 3", "subtask", "2 bases"):
+    for word in (OPERATOR, "epoch 3", "subtask", "2 bases", "persist ms", "end to end ms"):
         assert word in text
 
 

@@ -18,12 +18,10 @@ from snapshot.storage.uris import job_folder
 from statebackend.cli.job_commands import app
 from statebackend.errors import SettingError
 from statebackend.runtime.driver.job import Job
-from tests.cli.folder import JOB, OPERATOR, Folder, new_id
+from tests.cli.folder import JOB, OPERATOR, QUERY, Folder, new_id
 
 if TYPE_CHECKING:
     from tests.support.s3 import S3
-
-QUERY = "11111111-2222-3333-4444-555555555555"
 
 
 def run(*args: str, status: int = 0) -> str:
@@ -154,9 +152,18 @@ def test_a_wrong_job_and_a_wrong_location_are_told_apart(
     (tmp_path / "empty").mkdir()
     args = ("--uri", uri, "--checkpoint-location")
     error = data("create", *args, str(location), "--job", "other", status=2)["error"]
-    assert "the job's name" in error["todo"]
+    assert error["what"] == f"There is no job 'other' under {uri}: the jobs there are {JOB}."
+    assert "--job" in error["todo"]
     error = data("create", *args, str(tmp_path / "empty"), "--job", JOB, status=2)["error"]
     assert "which location" in error["todo"]
+    (location / "metadata").write_text(json.dumps({"id": "another"}))
+    (location / "statebackend.json").write_text(json.dumps({"uri": uri, "job": "sessions"}))
+    for batch in range(2, 4):
+        (location / f"commits/{batch}").unlink()
+    error = data("create", *args, str(location), "--job", JOB, status=2)["error"]
+    assert "is not the checkpoint location of job" in error["what"]
+    assert "of another query (of job 'sessions') and stands at batch 1. The job" in error["what"]
+    assert "stands at batch 3." in error["what"]
 
 
 def test_from_a_folder_to_s3_and_back(

@@ -72,6 +72,13 @@ def test_a_key_is_looked_up(uri: str, typed: str) -> None:
     assert [row["value"]["v"] for row in rows] == values_of(3)
 
 
+def test_a_key_that_is_not_there_is_said_in_words(uri: str) -> None:
+    place = (uri, "--job", JOB, "--operator", "op", "--state", "all", "777")
+    assert run("get", *place) == "State 'all' of operator 'op' has nothing for this key.\n"
+    assert "has nothing for any of these keys." in run("get", *place, "778")
+    assert json.loads(run("get", *place, "--json"))["rows"] == []
+
+
 def read(path: Path) -> list[dict[str, Any]]:
     if path.suffix == ".parquet":
         found = parquet.read_table(path).flatten()

@@ -52,6 +52,13 @@ def test_names_change_and_a_state_goes(savepoint: str, tmp_path: Path) -> None:
 def test_a_savepoint_of_tables_names_no_job(savepoint: str) -> None:
     shown = run("describe", savepoint).splitlines()
     assert shown[1].strip() == "of tables, or other savepoints"
+    folder = savepoint.rpartition("/")[0]
+    edit = ("edit", savepoint, "--to", f"{folder}/edited", "--drop-state", "counter:other")
+    assert run(*edit)
+    assert run("export", savepoint, "--to", f"{folder}/portable")
+    assert run("import", f"{folder}/portable", "--to", f"{folder}/back")
+    listed = json.loads(run("list", "--in", folder, "--json"))["savepoints"]
+    assert [one["job"] for one in listed] == ["", "", ""]
 
 
 def test_what_is_exported_reads_without_this_package_and_comes_back(
@@ -81,3 +88,13 @@ def test_the_endpoint_counts_for_whichever_of_the_folders_is_on_s3(
     for uris in (("file:///to", "s3://b/from"), ("s3://b/to", "file:///from")):
         assert _options("", "", *uris).endpoint_url == "http://127.0.0.1:1"
     assert not _options("", "", "file:///to", "file:///from").endpoint_url
+
+
+def test_an_import_without_a_name_is_refused_before_spark_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyspark.sql.SparkSession.builder", None)
+    args = ["import-spark", str(tmp_path), "--to", f"file://{tmp_path}/to", "--json"]
+    done = CliRunner().invoke(app, args)
+    assert done.exit_code == 2, done.output
+    assert "Give --uid" in json.loads(done.stdout)["error"]["todo"]

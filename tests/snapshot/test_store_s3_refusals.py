@@ -11,6 +11,7 @@ import pytest
 
 from recovery.drill import Facts, Fault, FaultProxy, Verb
 from snapshot.storage import CreateOutcome, ObjectStore, open_store, probe
+from snapshot.storage.store_options import StoreOptions
 from statebackend.errors import (
     ObjectNotFoundError,
     SettingError,
@@ -157,6 +158,14 @@ def test_a_missing_bucket_is_not_a_missing_object(
         with pytest.raises(StoreUnreachableError, match="NoSuchBucket") as caught:
             call()
         assert "Create the bucket" in caught.value.todo
+    what = "Could not list the objects in s3://no-such-bucket/x: the bucket does not exist "
+    with pytest.raises(StoreUnreachableError) as caught:
+        store.list("")
+    assert caught.value.what == f"{what}(NoSuchBucket, HTTP 404)."
+    assert "s3_endpoint=" in caught.value.todo
+    assert "--s3-endpoint" in caught.value.todo
+    with pytest.raises(StoreUnreachableError, match="objects whose names begin with 'log/' in s3:"):
+        store.list("log/")
 
 
 def test_what_could_not_be_deleted_is_named(store: ObjectStore, proxy: FaultProxy) -> None:
@@ -183,8 +192,48 @@ def test_an_unknown_authority_is_said_and_not_tried_for_long(ministack: S3) -> N
         before_s = time.monotonic()
         with pytest.raises(StoreUnreachableError, match="TLS") as caught:
             store.get("a")
-        assert "ca_bundle" in caught.value.todo
+        assert "s3_ca_bundle=" in caught.value.todo
         assert time.monotonic() - before_s < 20
+
+
+def test_a_server_of_plain_http_is_told_to_need_http_and_is_not_tried_again(ministack: S3) -> None:
+    url = ministack.plain_url.replace("http://", "https://")
+    options = StoreOptions(endpoint_url=url, region="us-east-1", deadline_s=60.0)
+    store = open_store("s3://bucket/x", new_id=new_id, options=options)
+    before_s = time.monotonic()
+    with pytest.raises(StoreUnreachableError, match="does not speak TLS at this port") as caught:
+        store.get("a")
+    assert "http://" in caught.value.todo
+    assert "s3_endpoint=" in caught.value.todo
+    assert time.monotonic() - before_s < 20
+
+
+def test_an_endpoint_that_is_not_there_is_named_by_its_setting(
+    aws_environment: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("snapshot.storage.s3.s3_retry.LOG_AFTER_S", 0.0)
+    options = StoreOptions(endpoint_url="http://127.0.0.1:9", region="x", deadline_s=0.5)
+    with pytest.raises(StoreUnreachableError, match="no whole answer") as caught:
+        open_store("s3://bucket/x", new_id=new_id, options=options).list("")
+    assert "s3_endpoint=" in caught.value.todo
+    assert "--s3-endpoint" in caught.value.todo
+    said = "no answer yet from http://127.0.0.1:9: could not list the objects in s3://bucket/x ("
+    assert caplog.messages[0].startswith(said)
+    assert "Amazon" not in caplog.text
+
+
+def test_without_an_endpoint_the_log_says_to_give_one_if_the_store_is_not_amazons(
+    aws_environment: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("snapshot.storage.s3.s3_retry.LOG_AFTER_S", 0.0)
+    for name in ("HTTPS_PROXY", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # no test asks Amazon
+    store = open_store(
+        "s3://bucket/x", new_id=new_id, options=StoreOptions(region="us-east-1", deadline_s=0.5)
+    )
+    with pytest.raises(StoreUnreachableError):
+        store.get("a")
+    assert "give its endpoint (s3_endpoint=, on the command line --s3-endpoint)" in caplog.text
 
 
 # --- credentials ---------------------------------------------------------------------------------

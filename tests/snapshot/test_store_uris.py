@@ -50,6 +50,12 @@ def test_a_uri_that_cannot_be_opened_says_why(uri: str, named: str) -> None:
         open_store(uri, new_id=new_id)
 
 
+def test_a_uri_without_a_scheme_may_have_been_meant_for_s3() -> None:
+    with pytest.raises(SettingError) as caught:
+        open_store("bucket/state", new_id=new_id)
+    assert "s3://bucket/path" in caught.value.todo
+
+
 @pytest.mark.parametrize(
     "uri",
     [

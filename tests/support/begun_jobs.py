@@ -24,7 +24,7 @@ def location(folder: Path, batches: int) -> Path:
     head = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 5, "conf": {}})
     for name in ("offsets", "commits", "sources/0"):
         (folder / name).mkdir(parents=True)
-    (folder / "metadata").write_text(json.dumps({"id": "a-query"}))
+    (folder / "metadata").write_text(json.dumps({"id": "query"}))
     for batch in range(batches + 1):
         (folder / f"offsets/{batch}").write_text(f"v1\n{head}\n{json.dumps({'logOffset': batch})}")
         (folder / f"sources/0/{batch}").write_text('v1\n{"path":"file:///x"}')

@@ -127,7 +127,7 @@ def test_other_tools_read_it_by_the_manifest_alone(tmp_path: Path) -> None:
     for file in [*files, *manifest["sources"]]:
         data = (folder / file["name"]).read_bytes()
         assert (len(data), hashlib.sha256(data).hexdigest()) == (file["size_bytes"], file["sha256"])
-    assert json.loads((folder / "sources/metadata").read_text()) == {"id": "a-query"}
+    assert json.loads((folder / "sources/metadata").read_text()) == {"id": "query"}
     offsets = (folder / "sources/offsets/1").read_text().splitlines()
     assert offsets[2] == '{"logOffset": 1}'
     assert (manifest["epoch"], manifest["watermark_ms"]) == (1, 500)

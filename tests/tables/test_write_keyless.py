@@ -112,7 +112,7 @@ def test_where_sources_stood_comes_along(tmp_path: Path) -> None:
     place = location(tmp_path / "checkpoint", 3)
     to = (tmp_path / "s").as_uri()
     made = statebackend.write_savepoint(to, given(), sources=str(place))
-    assert (made.epoch, made.query_id) == (2, "a-query")
+    assert (made.epoch, made.query_id) == (2, "query")
     names = {one.name for one in made.spark}
     logs = {f"sources/0/{n}" for n in range(3)}
     assert names == {"metadata", "offsets/1", "offsets/2", "commits/2", *logs}

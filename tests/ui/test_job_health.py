@@ -129,8 +129,8 @@ def test_executors_that_are_gone_are_told_from_a_slow_subtask() -> None:
 
 def test_whom_a_checkpoint_waits_for() -> None:
     saved = "7 of 10 subtasks have saved their state; "
-    assert waits_for(queued().waiting[0]) == f"{saved}at work: 7; 2 have not begun."
-    assert waits_for(waits(7, 8, 9, of=10)[0]) == f"{saved}not yet: 7, 8, 9."
+    assert waits_for(queued().waiting[0]) == f"{saved}at work: subtask 7; 2 have not begun."
+    assert waits_for(waits(7, 8, 9, of=10)[0]) == f"{saved}not yet: subtasks 7, 8, 9."
     assert waits_for(waits(0, 1, of=2)[0]) == "0 of 2 subtasks have saved their state."
     assert waits_for(waits(*range(30), of=40)[0]).endswith(", 18, 19 and 10 more.")
 

@@ -116,6 +116,30 @@ def test_one_slow_subtask_stands_out_among_many_that_took_a_little_longer() -> N
     assert [level for level, _ in heat([40.0, 41.0, 39.0, 60.0]).paths] == [0]  # no skew
 
 
+@pytest.mark.parametrize(
+    ("phase", "rows", "skewed"),
+    [("restore", 1_000, False), ("process", 0, False), ("process", 1_000, True)],
+)
+def test_a_batch_is_skewed_by_neither_its_start_nor_work_without_rows(
+    phase: str, rows: int, skewed: bool
+) -> None:
+    timings = {"restore": 40.0, "process": 40.0}
+    parts = [
+        SubtaskFigures(
+            subtask=n,
+            end_to_end_ms=290.0 if n == 0 else 80.0,
+            timings_ms={**timings, phase: 250.0} if n == 0 else timings,
+            rows=rows,
+        )
+        for n in range(3)
+    ]
+    made = section(OperatorFigures(uid="op", sequence=1, subtasks=3, by_subtask=parts), "took", 0)
+    assert made.skewed is skewed
+    head = "Skewed: subtask 0 took" if skewed else "The slowest was subtask 0, with"
+    where = {"restore": "open or restore"}.get(phase, phase)
+    assert made.skew == (f"{head} 290 ms, 3.6 times the median (80 ms). It lost 210 ms in {where}.")
+
+
 def test_a_subtask_that_waited_long_for_a_core_is_not_the_slow_one() -> None:
     slow = SubtaskFigures(
         subtask=0, end_to_end_ms=3_000.0, start_delay_ms=0.0, timings_ms={"process": 3_000.0}

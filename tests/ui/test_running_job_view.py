@@ -5,22 +5,28 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
 
 from bench.page_jobs import MadeJob, MadeJobs
+from snapshot.log.commit_log import CommitLog
 from snapshot.storage.memory_store import MemoryStore
 from statebackend.errors import SettingError
+from statebackend.runtime.driver.job import Job
 from statebackend.settings import Settings
+from statebackend.system import SYSTEM, System
 from statebackend.ui import driver_page as pages
 from statebackend.ui.checkpoint_detail import section
 from statebackend.ui.driver_page import driver_page
 from statebackend.ui.job_figures import RunFacts
 from statebackend.ui.job_pages import JobSite
 from statebackend.ui.running_job_view import RunningJobView, setting_lines
+from tests.cli.folder import new_id
 from tests.monitoring.watched import restored, watched_job
+from tests.recovery import driver
 from tests.recovery.driver import Started, ack_of, begin_of, part_of
 
 TOKEN = "a secret of 16 or more"
@@ -89,6 +95,31 @@ def test_a_job_starts_until_its_log_is_claimed(tmp_path: Path) -> None:
     assert facts(session=lambda: begun) == (False, True)
     assert facts(session=lambda: begun, is_active=lambda: False) == (False, False)
     assert facts(is_active=lambda: False) == (False, False)  # a continuous job that has ended
+
+
+def test_a_driver_without_input_shows_that_another_has_claimed_the_job(tmp_path: Path) -> None:
+    now_s = [100.0]
+    system = SimpleNamespace(
+        **{name: getattr(SYSTEM, name) for name in dir(SYSTEM) if name[0] != "_"}
+    )
+    system.monotonic_s = lambda: now_s[0]
+    job = Job(tmp_path.as_uri(), driver.JOB, system=cast(System, system))
+    session = Started(job.store, {"op": 1}).session
+    view = RunningJobView(replace(watched_job(tmp_path), job=job, session=lambda: session))
+
+    def failure() -> str:
+        found = view.facts()
+        assert isinstance(found, RunFacts)
+        return found.failure
+
+    now_s[0] += 20
+    assert failure() == ""
+    log = CommitLog(job.store, job=driver.JOB, writer="host:2", new_id=new_id)
+    log.claim(query_id="query", run="second")
+    assert failure() == "", "the store is not asked on every look"
+    now_s[0] += 20
+    assert failure() == "another driver (host:2) has claimed the job."
+    view.close()
 
 
 def test_a_job_that_starts_again_knows_what_is_durable() -> None:

@@ -28,9 +28,15 @@ from botocore.exceptions import ClientError, IncompleteReadError
 from snapshot.storage.s3.s3_errors import CODED, DeadlinePassedError
 from snapshot.storage.store_options import StoreOptions
 
-__all__ = ["Clients"]
+__all__ = ["Clients", "is_amazons"]
 
 TRIES = 5  # botocore's own, within one of ours
+
+
+def is_amazons(endpoint_url: str) -> bool:
+    """Whether an endpoint is Amazon's own."""
+    host = urlsplit(endpoint_url).hostname or ""
+    return host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
 
 
 class _InProcess:
@@ -123,7 +129,7 @@ class Clients:
         s3: dict[str, object] = {}
         if endpoint.scheme == "https":
             s3["payload_signing_enabled"] = False  # TLS covers the body: no second pass over it
-        if not (endpoint.hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn")):
+        if not is_amazons(endpoint.geturl()):
             s3["addressing_style"] = "path"  # bucket.host rarely resolves elsewhere
         client = self._create(session, config.merge(Config(s3=s3)))
         events = client.meta.events

@@ -10,6 +10,7 @@ from typing import Any
 import urllib3.exceptions
 from botocore import exceptions as boto
 
+from snapshot.storage.call_texts import call_text
 from statebackend.errors import (
     LocalCopyError,
     ObjectNotFoundError,
@@ -23,10 +24,12 @@ __all__ = [
     "CALL_ERRORS",
     "CODED",
     "EXPIRED",
+    "GIVE_ENDPOINT",
     "PASSING",
     "DeadlinePassedError",
     "error_code",
     "http_status",
+    "no_tls",
     "own_error",
     "said",
     "typed_error",
@@ -73,6 +76,8 @@ PASSING = (
     "ThrottlingException",
     "TooManyRequests",
 )
+_NO_BUCKET = "NoSuchBucket"
+_NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "record layer failure")
 _SHOWN = 300  # characters
 _CHAIN = (
     boto.NoCredentialsError,
@@ -85,8 +90,12 @@ _CHAIN = (
     boto.InfiniteLoopConfigError,
 )
 _KEYS = "Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, the profile or the role in use."
+_GIVEN_AS = "s3_endpoint=, on the command line --s3-endpoint"
+_ENDPOINT = f"the endpoint ({_GIVEN_AS}; if none is given, it is Amazon's)"
+GIVE_ENDPOINT = f"if the store is not Amazon's, give its endpoint ({_GIVEN_AS})"
+_REGION = "Set the region that the bucket is in (s3_region=, on the command line --s3-region)."
 _TODO = {
-    "NoSuchBucket": "Create the bucket, or correct its name or the endpoint.",
+    _NO_BUCKET: f"Create the bucket, or correct its name or {_ENDPOINT}.",
     "InvalidBucketName": "Correct the bucket's name.",
     "AccessDenied": "Allow s3:GetObject, s3:PutObject, s3:DeleteObject, s3:AbortMultipartUpload on "
     "the objects and s3:ListBucket on the bucket (without which an absent object is refused, too).",
@@ -94,9 +103,9 @@ _TODO = {
     "InvalidAccessKeyId": _KEYS,
     "SignatureDoesNotMatch": f"{_KEYS} A proxy that changes requests does this as well.",
     "InvalidToken": f"{_KEYS} A session token of other keys does this.",
-    "AuthorizationHeaderMalformed": "Set the region that the bucket is in.",
-    "IllegalLocationConstraintException": "Set the region that the bucket is in.",
-    "PermanentRedirect": "Set the region that the bucket is in.",
+    "AuthorizationHeaderMalformed": _REGION,
+    "IllegalLocationConstraintException": _REGION,
+    "PermanentRedirect": _REGION,
     "RequestTimeTooSkewed": "Set this host's clock: it is minutes off (NTP).",
     "KMS.DisabledException": "Enable the KMS key.",
     "KMS.NotFoundException": "Correct the KMS key's id.",
@@ -141,6 +150,11 @@ def said(answer: dict[str, Any], field: str) -> Any:
     return answer[field]
 
 
+def no_tls(error: BaseException) -> bool:
+    """Whether something else than TLS was answered: by a server of plain HTTP, say."""
+    return isinstance(error, boto.SSLError) and any(one in str(error) for one in _NO_TLS)
+
+
 def own_error(error: BaseException) -> StateBackendError | None:
     """Our own error, raised while botocore read a body that is sent."""
     inner = getattr(error, "kwargs", {}).get("error")
@@ -164,7 +178,7 @@ def typed_error(
         return inner
     if error_code(error) in _MISSING and verb == "read":
         return ObjectNotFoundError(f"There is no object {name!r} in {uri}.")
-    return _failed(error, f"Could not {verb} {name!r} in {uri}", tries)
+    return _failed(error, f"Could not {call_text(verb, name, uri)}", tries)
 
 
 def _failed(error: BaseException, what: str, tries: str) -> StorageError:
@@ -172,6 +186,8 @@ def _failed(error: BaseException, what: str, tries: str) -> StorageError:
     if code:
         message = "" if code in _SILENT else str(_detail(error).get("Message", ""))[:200]
         reason = f"{code} (HTTP {http_status(error)}{', ' if message else ''}{message})"
+        if code == _NO_BUCKET:
+            reason = f"the bucket does not exist ({code}, HTTP {http_status(error)})"
         kind = StoreCapabilityError if http_status(error) == 501 else StoreUnreachableError
         return kind(f"{what}: {reason}{tries}.", todo=_todo(code))
     if isinstance(error, _CHAIN):
@@ -180,14 +196,21 @@ def _failed(error: BaseException, what: str, tries: str) -> StorageError:
             todo="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or run with a role: "
             "on every executor, not only on the driver.",
         )
+    if no_tls(error):
+        return StoreUnreachableError(
+            f"{what}: the server does not speak TLS at this port ({_text(error)}).",
+            todo=f"If it speaks plain HTTP, write http:// in the endpoint ({_GIVEN_AS}). "
+            "Otherwise correct the port.",
+        )
     if isinstance(error, boto.SSLError):
         return StoreUnreachableError(
             f"{what}: the TLS connection failed ({_text(error)}){tries}.",
-            todo="Check the endpoint's certificate and the ca_bundle (AWS_CA_BUNDLE).",
+            todo="Check the server's certificate, and that s3_ca_bundle= (or AWS_CA_BUNDLE) is the "
+            "file of its authority.",
         )
     return StoreUnreachableError(
         f"{what}: no whole answer came ({type(error).__name__}: {_text(error)}){tries}.",
-        todo="Check the endpoint (AWS_ENDPOINT_URL_S3), the network and the proxy (NO_PROXY).",
+        todo=f"Check {_ENDPOINT}, the network and the proxy (NO_PROXY).",
     )
 
 

@@ -13,15 +13,18 @@ from typing import Any, TypeVar
 
 from botocore import exceptions as boto
 
-from snapshot.storage.s3.s3_client import Clients
+from snapshot.storage.call_texts import call_text
+from snapshot.storage.s3.s3_client import Clients, is_amazons
 from snapshot.storage.s3.s3_errors import (
     CALL_ERRORS,
     CODED,
     EXPIRED,
+    GIVE_ENDPOINT,
     PASSING,
     DeadlinePassedError,
     error_code,
     http_status,
+    no_tls,
     own_error,
     typed_error,
 )
@@ -64,6 +67,8 @@ def next_step(error: BaseException) -> Step:
     if isinstance(error, boto.ProxyConnectionError | boto.ConnectTimeoutError):
         return Step.RETRY
     if isinstance(error, boto.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return Step.STOP
+    if no_tls(error):
         return Step.STOP
     if isinstance(error, _TRANSPORT):
         return Step.STOP if own_error(error) else Step.RETRY
@@ -199,10 +204,12 @@ class Trying:
         if self._logged or self._spent_s() < LOG_AFTER_S or next_step(error) is not Step.RETRY:
             return
         self._logged = True
+        endpoint = self._client.meta.endpoint_url
         _log.warning(
-            "no answer yet from %s to %s %r in %s (%s); trying for up to %g s",
-            *(self._client.meta.endpoint_url, self._verb, self._name, self._retries.uri),
+            "no answer yet from %s: could not %s (%s); trying for up to %g s%s",
+            *(endpoint, call_text(self._verb, self._name, self._retries.uri)),
             *(error_code(error) or type(error).__name__, self._deadline_s),
+            f"; {GIVE_ENDPOINT}" if is_amazons(endpoint) else "",
         )
 
     def _spent_s(self) -> float:

@@ -100,10 +100,9 @@ class OpenSavepoint:
     def log_begun(self, query_id: str) -> None:
         """Say that the job has begun."""
         _log.warning(
-            "job %s begins with the savepoint %s of job %s, after epoch %d; query %s",
+            "job %s begins with the %s, after epoch %d; query %s",
             self.job.name,
-            self.savepoint.id,
-            self.savepoint.job,
+            self.savepoint.described,
             self.savepoint.epoch,
             query_id,
         )

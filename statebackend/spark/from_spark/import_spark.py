@@ -194,7 +194,8 @@ class _Naming:
             raise SettingError(
                 f"{name}={given!r} is given for one operator, and there are {len(numbers)}: "
                 f"{self._shown()}.",
-                todo=f"Give it by operator: {name}={{{numbers[0]}: ..., {numbers[1]}: ...}}.",
+                todo=f"Give it by operator: {name}={{{numbers[0]}: ..., {numbers[1]}: ...}} (on "
+                f"the command line --{name} {numbers[0]}=... --{name} {numbers[1]}=...).",
             )
         found = dict.fromkeys(numbers, given) if isinstance(given, str) else dict(given or {})
         if unknown := sorted(found.keys() - set(numbers)):
@@ -218,8 +219,8 @@ class _Naming:
         if missing:
             raise SettingError(
                 f"No uid is given for {', '.join(f'{m.number} ({m.name})' for m in missing)}.",
-                todo="Give uid=: with install() it is the name of the processor's class, or of "
-                "the function.",
+                todo="Give uid= (on the command line --uid): with install() it is the name of the "
+                "processor's class, or of the function.",
             )
         if len(set(self.uids.values())) < len(self.uids):
             raise SettingError(
@@ -244,8 +245,8 @@ class _Naming:
         if mode is None or (mode == "none") is timed:
             has = "has" if timed else "has no"
             raise SettingError(
-                f"Operator {operator.number} ({operator.name}) {has} timeouts, and timeout= is "
-                f"{timeout!r}.",
+                f"Operator {operator.number} ({operator.name}) {has} timeouts, and timeout= "
+                f"(--timeout) is {timeout!r}.",
                 todo="Give the timeoutConf of the program: EventTimeTimeout or "
                 "ProcessingTimeTimeout."
                 if timed

@@ -23,6 +23,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from recovery.savepoints.location_files import IDENTITY_FILE
 from snapshot.storage.stores_by_uri import S3_SCHEMES
 from statebackend.errors import (
     CheckpointLocationError,
@@ -49,7 +50,6 @@ __all__ = [
 ]
 
 _log = logging.getLogger("statebackend.spark")
-IDENTITY_FILE: Final = "statebackend.json"
 _STORES: Final = {**dict.fromkeys(S3_SCHEMES, "s3"), "abfss": "abfs"}
 _FOLDER: Final = "_statebackend"  # of the jobs, in a location that names no uri
 _DIGITS: Final = 8

@@ -126,7 +126,7 @@ class _Exporting:
             for number, one in enumerate(self._job.operators.values())
         ]
         return PortableManifest(
-            job=savepoint.job,
+            job=savepoint.of_job,
             query_id=savepoint.query_id,
             location=savepoint.location,
             epoch=savepoint.epoch,

@@ -36,7 +36,7 @@ from snapshot.storage.object_store import ObjectStore
 from snapshot.storage.stores_by_uri import open_store
 from snapshot.storage.uris import job_folder
 from statebackend.errors import DrillError, StoreUnreachableError, UnsupportedQueryError
-from tests.cli.folder import Folder, new_id
+from tests.cli.folder import QUERY, Folder, new_id
 
 
 class Asked:
@@ -271,7 +271,7 @@ class Saved:
         self.job = Folder(self.open(job_folder(self.uri, JOB)), job=JOB)
         self.job.epochs(3, own=True)
         self.location = self.open((root / "checkpoint").as_uri())
-        self.location.put("metadata", [json.dumps({"id": "11111111-2222"}).encode()])
+        self.location.put("metadata", [json.dumps({"id": QUERY}).encode()])
         for batch in range(3):
             self.location.put(f"offsets/{batch}", [b'v1\n{}\n{"topic":{"0":1}}'])
             self.location.put(f"commits/{batch}", [b"v1\n{}"])

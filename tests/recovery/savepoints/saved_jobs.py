@@ -19,11 +19,10 @@ from snapshot.log.commit_log import CommitLog
 from snapshot.protocol.messages import SlicePart
 from snapshot.storage.memory_store import MemoryStore
 from statebackend.state.operator_state import StoredList, encode_lists
-from tests.cli.folder import JOB, OPERATOR, Folder, new_id
+from tests.cli.folder import JOB, OPERATOR, QUERY, Folder, new_id
 from tests.recovery import driver
 from tests.support.failing_store import FailingStore
 
-QUERY = "11111111-2222-3333-4444-555555555555"
 FILE_ENTRY = '{"path":"file:///in/%d.json","timestamp":1,"batchId":%d,"action":"add"}'
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from recovery.inspect.job_list import SAVEPOINT_NAME, split_jobs
 from recovery.savepoints.create_savepoint import create_savepoint
@@ -25,9 +27,28 @@ from statebackend.errors import (
     UnsupportedFormatError,
     UnsupportedQueryError,
 )
+from statebackend.runtime.driver.job_savepoints import OpenSavepoint
 from tests.cli.folder import JOB, new_id
 from tests.recovery.savepoints.saved_jobs import Stand, restored
 from tests.support.failing_store import FailingStore
+
+# --- what is said of them ------------------------------------------------------------------------
+
+
+def test_the_log_says_what_a_job_begins_with(caplog: pytest.LogCaptureFixture) -> None:
+    made, _ = Stand().run(2).save()
+    own = structs.replace(made, job=made.id, job_uri="", location="/spark/checkpoint")
+    begun = "job clone begins with the savepoint"
+    for savepoint, said in (
+        (made, f"{begun} {made.id} of job {JOB!r}, after"),
+        (own, f"{begun} {made.id} of a Spark query at /spark/checkpoint, after"),
+        (structs.replace(own, query_id=""), f"{begun} {made.id}, after"),
+    ):
+        caplog.clear()
+        job: Any = SimpleNamespace(name="clone")
+        OpenSavepoint(job, MemoryStore("saved"), savepoint).log_begun("query")
+        assert caplog.messages[0].startswith(said)
+
 
 # --- what is refused -----------------------------------------------------------------------------
 
@@ -50,7 +71,15 @@ def test_a_location_of_no_query_is_refused() -> None:
     stand.location.store.delete(["metadata"])
     with pytest.raises(CheckpointLocationError, match="metadata"):
         stand.save()
-    assert not stand.targets[-1].list("")
+    assert not stand.targets
+
+
+def test_a_location_of_another_query_is_refused_wherever_it_stands() -> None:
+    stand = Stand().run(2)
+    stand.location.put("metadata", '{"id": "another"}')
+    with pytest.raises(SettingError, match="is not the checkpoint location of job"):
+        stand.save()
+    assert not stand.targets
 
 
 def test_a_plan_of_another_form_is_refused() -> None:
