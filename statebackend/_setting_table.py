@@ -373,7 +373,10 @@ SETTINGS: Final[dict[str, Setting]] = {
         "a positive number of bytes",
     ),
     "s3_endpoint": Setting(
-        "s3.endpoint", "", str, "an S3 server that is not Amazon's, https://host:port or http://host:port"
+        "s3.endpoint",
+        "",
+        str,
+        "an S3 server that is not Amazon's, https://host:port or http://host:port",
     ),
     "s3_region": Setting("s3.region", "", str, "the bucket's region (without it: boto3's choice)"),
     "s3_sse": Setting(
