@@ -13,6 +13,7 @@ from recovery.savepoints.location_files import (
     query_id_of,
     text_of,
 )
+from recovery.savepoints.state_at_epoch import last_epochs
 from snapshot.formats.record import Manifest
 from statebackend.errors import ObjectNotFoundError, SettingError
 
@@ -33,10 +34,11 @@ def refuse_other_query(
     ids = [one.query_id for one in written if one.query_id]
     if not ids or query_id_of(location) == ids[-1]:
         return
+    newest = max(one.epoch for one in written)
     raise SettingError(
         f"{location.path} is not the checkpoint location of job {job!r}: it is of another query"
         f"{_owner(location)} and stands at batch {batches.last_commit}. The job stands at batch "
-        f"{max(one.epoch for one in written)}.",
+        f"{min(last_epochs(manifests).values(), default=newest)}.",
         todo="Give the checkpointLocation that the job's query was started with last.",
     )
 

@@ -71,7 +71,7 @@ class DriverPage:
         return [
             JobLine(
                 job=name,
-                epoch=getattr(view.facts(), "durable_epoch", None),
+                epoch=view.durable_epoch,
                 size_bytes=None,
                 written_ms=None,
                 running=view.is_running,

@@ -138,6 +138,12 @@ class RunningJobView:
 
     # --- how it stands -------------------------------------------------------------------------
 
+    @property
+    def durable_epoch(self) -> int | None:
+        """The newest checkpoint that is in the store, as far as this process knows."""
+        _, durable = self._under_way(self._observed.session(), self._observed.status())
+        return self._durable_epoch if durable is None else durable
+
     def facts(self) -> RunFacts | StoredFacts:
         """How it stands now; asks Spark, and the store where nothing was committed for long."""
         observed, now_s = self._observed, self._system.monotonic_s()

@@ -191,6 +191,23 @@ def test_each_try_after_the_first_is_counted_until_it_is_asked_for() -> None:
     assert (retries.take(), retries.take()) == (2, 0)
 
 
+def test_a_server_that_has_answered_over_tls_will_again() -> None:
+    """A proxy that starts anew may answer in plain HTTP for a moment."""
+    no_tls = botocore.exceptions.SSLError(endpoint_url="b", error="[SSL: WRONG_VERSION_NUMBER]")
+    answers = iter([no_tls, "there", no_tls, "there"])
+
+    def operation(_: object) -> str:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    retries = Retries(MagicMock(), uri="s3://b/j", deadline_s=60.0, sleep_s=lambda seconds: None)
+    with pytest.raises(StoreUnreachableError, match="does not speak TLS"):
+        retries.call("read", "a", operation)
+    assert [retries.call("read", "a", operation) for _ in range(2)] == ["there", "there"]
+
+
 def test_times_of_answers_are_read_as_botocore_reads_them() -> None:
     from botocore.utils import parse_timestamp
 

@@ -23,11 +23,13 @@ from statebackend.ui.checkpoint_detail import section
 from statebackend.ui.driver_page import driver_page
 from statebackend.ui.job_figures import RunFacts
 from statebackend.ui.job_pages import JobSite
+from statebackend.ui.newer_driver import NewerDriver
 from statebackend.ui.running_job_view import RunningJobView, setting_lines
 from tests.cli.folder import new_id
 from tests.monitoring.watched import restored, watched_job
 from tests.recovery import driver
 from tests.recovery.driver import Started, ack_of, begin_of, part_of
+from tests.support.failing_store import FailingStore, Failure
 
 TOKEN = "a secret of 16 or more"
 
@@ -120,6 +122,20 @@ def test_a_driver_without_input_shows_that_another_has_claimed_the_job(tmp_path:
     now_s[0] += 20
     assert failure() == "another driver (host:2) has claimed the job."
     view.close()
+
+
+def test_a_store_that_does_not_answer_is_asked_seldom_who_has_claimed_the_job() -> None:
+    asked: list[float] = []
+    now_s = 0.0
+
+    def lost(verb: str, name: str, number: int) -> Failure:
+        asked.append(now_s)
+        return "before"
+
+    newer = NewerDriver(FailingStore(MemoryStore(), lost), "job", 0.0)
+    for now_s in (5.0, 15.0, 30.0, 70.0, 80.0):
+        assert newer.than(1, None, now_s) == ""
+    assert asked == [15.0, 80.0]
 
 
 def test_a_job_that_starts_again_knows_what_is_durable() -> None:

@@ -198,7 +198,7 @@ def _failed(error: BaseException, what: str, tries: str) -> StorageError:
         )
     if no_tls(error):
         return StoreUnreachableError(
-            f"{what}: the server does not speak TLS at this port ({_text(error)}).",
+            f"{what}: the server does not speak TLS at this port ({_text(error)}){tries}.",
             todo=f"If it speaks plain HTTP, write http:// in the endpoint ({_GIVEN_AS}). "
             "Otherwise correct the port.",
         )

@@ -108,6 +108,7 @@ class Retries:
         self._draw = draw
         self._thread = threading.local()
         self._lock, self._counted = threading.Lock(), 0
+        self.answered = False  # once; then the endpoint is no wrong one
 
     @property
     def deadline_s(self) -> float:
@@ -146,9 +147,12 @@ class Retries:
         while True:
             client = trying.client()
             try:
-                return operation(client)
+                result = operation(client)
             except CALL_ERRORS as error:
                 trying.failed(error)
+            else:
+                self.answered = True
+                return result
 
 
 class Trying:
@@ -179,7 +183,8 @@ class Trying:
         if isinstance(error, DeadlinePassedError):
             raise self._final(error.last) from None
         self._failures += 1
-        step = next_step(error)
+        self._retries.answered |= isinstance(error, boto.ClientError)
+        step = self._next_step(error)
         if step is Step.RENEW and not self._renewed:
             self._renewed = True
             self._retries._clients.renew(self._client)
@@ -196,12 +201,15 @@ class Trying:
 
     def progressed(self) -> None:
         """Bytes came: what is left to do has the whole deadline again."""
+        self._retries.answered = True
         self._started_s = self._retries._clock_s()
         self._failures = 0
 
     def _tell(self, error: BaseException) -> None:
         """A line in the log, once, when it takes long: a wrong endpoint is refused for ever."""
-        if self._logged or self._spent_s() < LOG_AFTER_S or next_step(error) is not Step.RETRY:
+        if self._logged or self._spent_s() < LOG_AFTER_S:
+            return
+        if self._next_step(error) is not Step.RETRY:
             return
         self._logged = True
         endpoint = self._client.meta.endpoint_url
@@ -212,11 +220,15 @@ class Trying:
             f"; {GIVE_ENDPOINT}" if is_amazons(endpoint) else "",
         )
 
+    def _next_step(self, error: BaseException) -> Step:
+        """As `next_step`. A server that has answered speaks TLS, and will again after a restart."""
+        return Step.RETRY if no_tls(error) and self._retries.answered else next_step(error)
+
     def _spent_s(self) -> float:
         return self._retries._clock_s() - self._started_s
 
     def _final(self, error: BaseException) -> Exception:
         tries = ""
-        if next_step(error) is Step.RETRY:
+        if self._next_step(error) is Step.RETRY:
             tries = f" (tried for {self._spent_s():.1f} s of {self._deadline_s:g})"
         return typed_error(error, self._verb, self._name, self._retries.uri, tries)
