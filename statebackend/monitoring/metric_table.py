@@ -64,7 +64,7 @@ _JOB: Final = (
         "1 once this driver accepts nothing more for another reason, such as "
         "a commit whose outcome is not known; else 0",
     ),
-    _gauge("generation", "", "how many drivers have claimed the job so far, this one included"),
+    _gauge("generation", "", "the number of this driver's claim of the job; grows with each start"),
     _gauge("epoch", "", "the epoch that runs"),
     _gauge("durable_epoch", "operator", "the newest durable epoch"),
     _gauge(
