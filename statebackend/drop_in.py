@@ -88,8 +88,8 @@ def install(
 
     Args:
         spark: a classic session. The others: as `statebackend.StateBackend` takes them; all but
-            ``savepoint`` can be a ``spark.statebackend.*`` key. With a ``savepoint`` the session
-            has one query.
+            ``savepoint`` can be a ``spark.statebackend.*`` key. With a ``savepoint`` it is for one
+            query: install again before the frame of another.
 
     Returns:
         a handle; as a context manager it gives the backend, and uninstalls it at its end.

@@ -93,7 +93,7 @@ def create_one(
     s3_endpoint: Endpoint = "",
     s3_region: Region = "",
 ) -> None:
-    """Copy the newest epoch of a job that has stopped. A running one makes its own."""
+    """Copy the newest epoch of a job. Its query may run: it goes on."""
     place = _place(uri, s3_endpoint, s3_region)
     job = place.stored(job)
     store = place.job(job)
@@ -170,7 +170,7 @@ def describe_one(
     s3_endpoint: Endpoint = "",
     s3_region: Region = "",
 ) -> None:
-    """What a savepoint holds: epoch, operators, where its sources stood."""
+    """What a savepoint holds: epoch, operators, files of the checkpoint location."""
     store = _at(savepoint, s3_endpoint, s3_region)
     found = read_savepoint(store)
     report: VerifyReport | None = None
