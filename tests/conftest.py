@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.local_session import local_session
+from tests.support.process_stores import close_stores
 from tests.support.s3 import *  # noqa: F403  (S3 servers, started when a test asks for one)
 
 if TYPE_CHECKING:
@@ -99,6 +100,13 @@ def _of_other_turns(turn: str, items: list[pytest.Item]) -> list[pytest.Item]:
         # By the name, so that a new test moves no other one.
         if item.get_closest_marker("full") and zlib.crc32(item.nodeid.encode()) % shares != share
     ]
+
+
+@pytest.fixture(autouse=True)
+def closed_stores() -> Iterator[None]:
+    """No test leaves stores of its own process open."""
+    yield
+    close_stores()
 
 
 @pytest.fixture(scope="session")

@@ -275,10 +275,13 @@ class StorePool:
             asker = self._listener.accept()
             if asker is None:
                 continue
-            with asker, contextlib.suppress(OSError, ValueError):  # whatever was said to us
-                asker.settimeout(_TICK_S)
-                path = Path(asker.recv(_LINE_BYTES).decode())
-                asker.sendall(b"free" if self._hand_over(path) else b"busy")
+            try:
+                with asker, contextlib.suppress(OSError, ValueError):  # whatever was said to us
+                    asker.settimeout(_TICK_S)
+                    path = Path(asker.recv(_LINE_BYTES).decode())
+                    asker.sendall(b"free" if self._hand_over(path) else b"busy")
+            except Exception:  # the next one is answered nevertheless
+                _log.exception("a local store could not be handed over")
 
     def _hand_over(self, path: Path) -> bool:
         """Close a store that somebody asked for; False where it is in use, or not ours."""

@@ -23,6 +23,7 @@ from tests.continuous.state.streamjob import AtOnce, Sometimes, StreamJob, plan_
 from tests.planted.bug import Patches, PlantedBug, Simulation, by_name, planted
 from tests.recovery.driver import manifests_of
 from tests.support.faults import Fault
+from tests.support.process_stores import close_stores
 
 __all__ = ["SIMULATION", "STEPS", "STRIKES", "Trial", "Wrong"]
 
@@ -176,9 +177,7 @@ BUGS: Final = by_name(
 
 def _simulate(seed: int, bug: PlantedBug | None) -> Result:
     result = Result()
-    # The process's pool of stores may still close one when the folder goes.
-    folder_of = tempfile.TemporaryDirectory(prefix="content-", ignore_cleanup_errors=True)
-    with folder_of as folder, planted(bug):
+    with tempfile.TemporaryDirectory(prefix="content-") as folder, planted(bug):
         trial = Trial(Path(folder), seed)
         try:
             trial.live(STEPS)
@@ -189,6 +188,7 @@ def _simulate(seed: int, bug: PlantedBug | None) -> Result:
         result.counts = trial.counts
         with contextlib.suppress(StateBackendError):
             trial.job.crash()
+        close_stores()
     return result
 
 

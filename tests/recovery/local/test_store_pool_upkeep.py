@@ -12,7 +12,7 @@ import pytest
 
 from recovery.local.local_copies import StoreDirectory
 from recovery.local.store_directory import HOLDER
-from recovery.local.store_pool import Clock, StorePool, StorePoolSettings
+from recovery.local.store_pool import Clock, StorePool, StorePoolSettings, ask_for
 from statebackend.errors import LocalCopyError
 from statebackend.rocks.store import RocksStore
 from tests.recovery.driver import new_id
@@ -189,6 +189,24 @@ def test_a_store_that_cannot_be_flushed_is_not_used_again(
         assert other.path != held.path
         assert deltas(held) == [0]
         other.release()
+
+
+def test_an_error_that_nobody_expects_does_not_end_the_handing_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: RocksStore) -> None:
+        raise RuntimeError("a bug")
+
+    with keeping() as store_pool:
+        locals_ = [subtask(tmp_path, store_pool, number) for number in (0, 1)]
+        first, second = (local.acquire(0)[0] for local in locals_)
+        for local, held in zip(locals_, (first, second), strict=True):
+            written(held, 0)
+            local.give_back(held)
+        with monkeypatch.context() as patched:
+            patched.setattr(RocksStore, "close", broken)
+            assert not ask_for(first.path, TIMEOUT_S)
+        assert ask_for(second.path, TIMEOUT_S)
 
 
 def test_a_store_that_another_has_taken_over_from_is_let_go_when_its_turn_comes(
