@@ -154,13 +154,13 @@ def continuous() -> str:
     lines = []
     for run in (last, both):
         for one in run.data["continuous"]["rounds"][-1]["half"]:
-            half = "Flink's" if run is both and one["rate"] < ours / 4 else "our"
+            half = "Flink's" if run is both and one["rate"] < ours / 4 else "this library's"
             if run is last or half == "Flink's":
                 side = "this" if one["side"] == "ours" else "Flink 2.3"
                 p50, p99 = f"{one['p50_ms']:.0f} ms", f"{one['p99_ms']:.0f} ms"
-                at = f"{one['rate']:,} rows/s (half of {half} most)"
+                at = f"{one['rate']:,} rows/s (half of {half} maximum in that run)"
                 lines.append((at, side, one["wait"], p50, p99))
-    latency = table("load | | buffers wait | p50 | p99", lines)
+    latency = table("load | | a row waits for others at most | p50 | p99", lines)
     return f"{most}\n\n{latency}\n\n" + source("tox -e bench -- continuous --rounds 1", used)
 
 
@@ -201,7 +201,7 @@ def kafka() -> str:
             busy = " and ".join(f"{last[of]['busy_before']:.0%}" for of in ("rate", "most"))
             rows.append((NAMES[side], *delays, most, busy, ", ".join(parts)))
         head = f"{what} | p50 at {sizes['rate']:,} rows/s | p99 | rows/s at most"
-        head += " | busy with other things before each | versions"
+        head += " | other load on the machine, before each of the two | versions"
         texts.append(table(head, rows))
     command = f"tox -e bench -- kafka --rounds {len(found['rounds'])} --rate {sizes['rate']}"
     broker = f"Kafka {found['versions']['broker']['kafka']}. "
@@ -226,8 +226,8 @@ def recovery() -> str:
         for one in run.data["recovery"]["cases"]
     ]
     head = (
-        "epochs before | to the first row, median | longest | reads of the store | "
-        "at the driver's start"
+        "epochs before | to the first row, median | longest | reads of the store by the worker | "
+        "reads of the store by the driver, at its start"
     )
     size = f"One subtask with {run.data['recovery']['state_bytes'] / 1e9:.2f} GB of files.\n\n"
     return size + table(head, rows) + "\n\n" + source("tox -e bench -- recovery", [run])
@@ -239,13 +239,13 @@ def rescale() -> str:
     found = run.data["rescale"]
     halves, joined = found["1 -> 2"], found["2 -> 1"]
     rows = [
-        ("1 to 2, the first half", f"{halves['low']['usable']:.2f} s"),
-        ("1 to 2, the second half", f"{halves['high']['usable']:.2f} s"),
-        ("2 to 1", f"{joined['local']['usable']:.2f} s"),
+        ("1 subtask becomes 2, the first", f"{halves['low']['usable']:.2f} s"),
+        ("1 subtask becomes 2, the second", f"{halves['high']['usable']:.2f} s"),
+        ("2 subtasks become 1", f"{joined['local']['usable']:.2f} s"),
         ("to compare: copying the smaller half", f"{joined['copying']:.1f} s"),
     ]
     size = f"{found['keys']:,} keys, {found['parent_bytes'] / 1e9:.2f} GB of files.\n\n"
-    text = size + table("until the first read | ", rows)
+    text = size + table("until the first key is read | ", rows)
     return text + "\n\n" + source("tox -e bench -- rescale", [run])
 
 
@@ -292,7 +292,8 @@ def large() -> str:
         ("restore from the local copy", f"{restore['local']['seconds'] * 1000:.0f} ms"),
     ]
     size = f"{found['state_bytes'] / 1e9:.2f} GB of state, "
-    size += f"{found['changed_bytes_an_epoch'] / 1e6:.1f} MB changed in an epoch, anywhere.\n\n"
+    changed = found["changed_bytes_an_epoch"] / 1e6
+    size += f"{changed:.1f} MB of random keys changed in an epoch.\n\n"
     return size + table("what | measured", rows) + "\n\n" + source("tox -e bench -- large", [run])
 
 

@@ -34,8 +34,11 @@ code. Then it says what happened, and what to do next. The error has these parts
 `code`, `what` and `todo`. The third column names the class that an error is derived from, so
 `except` with that class catches the error as well.
 
-An error inside a running query reaches you as Spark's `StreamingQueryException`. Its text also
-begins with the code. The attribute `whole` has Spark's own text, with the stacks and the plan.
+[When something is wrong](../howto/repair.md#by-code) says what to do about the codes of running queries.
+
+If a running query fails, `awaitTermination()` raises Spark's `StreamingQueryException`, and not a class of this table.
+Its text begins with the code, too. Its attribute `error` is the error of this table. Its attribute `whole` has Spark's
+own text, with the stacks and the plan.
 
 {digits}
 
@@ -45,13 +48,14 @@ begins with the code. The attribute `whole` has Spark's own text, with the stack
 SETTINGS_PAGE = """\
 # Settings
 
-Give a setting in one of three ways. The first one that is given counts.
+You can give a setting in two ways:
 
 1. As an argument of `install` or `StateBackend`: `uri`, `local_dir`, `parallelism`, `max_parallelism` and `commit` have
    arguments of their own. Give all others by name in `settings=`, as in `settings={{"tls": 1}}`.
 2. As a key of the SparkSession, such as `spark.statebackend.tls`. An argument has the name of the first
    column, a key that of the second.
-3. Otherwise the default counts.
+
+If you give both, the argument counts. If you give neither, the default counts.
 
 Values may have Spark's forms: `true` for 1, `64m` for a number of bytes, `10 minutes` for a number of seconds.
 A misspelt key is refused (`SB1001`).

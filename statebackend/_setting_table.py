@@ -28,8 +28,9 @@ SETTINGS: Final[dict[str, Setting]] = {
         "parallelism",
         0,
         int,
-        "how many subtasks an operator has (0: spark.sql.shuffle.partitions if that is set, else "
-        "the number of Spark's cores)",
+        "how many subtasks an operator has (0: with job= as many as in its last run; else, and at "
+        "the first start, spark.sql.shuffle.partitions if that is set, or the number of Spark's "
+        "cores)",
         parallelism,
         "0 to 32768",
     ),
@@ -64,8 +65,8 @@ SETTINGS: Final[dict[str, Setting]] = {
         1,
         int,
         "whether a batch without data runs when a timer is due (1), or timers wait for the next "
-        "batch with data (0). The heartbeat is a source of the query. You cannot change this "
-        "setting later",
+        "batch with data (0). You cannot change this setting after the first start: the "
+        "heartbeat is one of the query's sources",
         switch,
         "0 or 1",
     ),

@@ -171,7 +171,7 @@ class KeyContextError(UsageError):
 
 
 class JobRunningError(UsageError):
-    """The job is already being run, or has gone on since the checkpoint location was read."""
+    """Another query runs the job, or has continued it; or the checkpoint location is too old."""
 
     code = "SB1016"
 
@@ -357,7 +357,7 @@ class CheckpointsFailedError(ProtocolError):
 
 
 class ForeignObjectError(ProtocolError):
-    """A snapshot names an object that belongs to another one."""
+    """What a subtask has saved names an object that is not its own."""
 
     code = "SB5011"
 
@@ -372,7 +372,7 @@ class SparkLostError(ProtocolError):
 
 
 class LocalDirError(StateBackendError):
-    """The directory for task-local copies cannot be used."""
+    """The folder for local copies (`local_dir`) cannot be used."""
 
     code = "SB6001"
 

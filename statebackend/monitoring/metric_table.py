@@ -61,8 +61,8 @@ _JOB: Final = (
     _gauge(
         "job_failed",
         "",
-        "1 once this driver accepts nothing more for another reason, such as "
-        "a commit whose outcome is not known; else 0",
+        "1 once this driver saves nothing more, and not because another one has taken over: for "
+        "example after a commit whose outcome is not known; else 0",
     ),
     _gauge("generation", "", "the number of this driver's claim of the job; grows with each start"),
     _gauge("epoch", "", "the epoch that runs"),
@@ -157,8 +157,8 @@ _STATE: Final = (
         "files that a lookup in RocksDB may have to read: the most "
         "of a subtask. At 20 RocksDB slows writes down, at 36 it stops them",
     ),
-    _gauge("open_stores", "", "stores that one worker has open: the most of a worker"),
-    _counter("state_lookups_total", "operator", "entries that were looked up, many at once"),
+    _gauge("open_stores", "", "RocksDB stores that one worker has open: the most of a worker"),
+    _counter("state_lookups_total", "operator", "entries of state that were looked up"),
     _counter(
         "state_lookup_hits_total",
         "operator",
@@ -208,12 +208,11 @@ _STORE: Final = (
         "requests that failed. That an object is not there is no failure",
     ),
     _counter("store_transferred_bytes_total", "place verb", "what was sent or received"),
-    _counter("store_retries_total", "place", "tries after the first of a call to S3"),
+    _counter("store_retries_total", "place", "repeated tries of calls to S3: the first is not one"),
     _gauge(
         "store_unreachable_seconds",
         "",
-        "for how long no request of the driver has succeeded, "
-        "since one failed; 0 if the last one succeeded",
+        "seconds since the driver's last request that succeeded, if one has failed since; else 0",
     ),
 )
 _CHECKPOINTS: Final = (
@@ -221,8 +220,10 @@ _CHECKPOINTS: Final = (
         "checkpoints_total",
         "outcome",
         "checkpoints of a continuous job that are over. "
-        "outcome: complete, or why it was given up: declined, expired, store, newer, earlier, "
-        "failover, stopped",
+        "outcome: complete, or why it was given up: declined (a subtask could not save its part), "
+        "expired (it took longer than timeout_s), store (its record could not be written), newer "
+        "(a newer barrier came first), earlier (a checkpoint before it was given up), failover "
+        "(the job was restarted), stopped (the job has ended)",
     ),
     _histogram(
         "checkpoint_duration_seconds",
@@ -233,8 +234,9 @@ _CHECKPOINTS: Final = (
         "checkpoint_phase_duration_seconds",
         "operator phase",
         "the time of each subtask in "
-        "complete checkpoints. phase: start_delay, alignment, sync, async (with the "
-        "wait for its sinks)",
+        "complete checkpoints. phase: start_delay (from the request to the subtask's first "
+        "barrier), alignment (from its first barrier to its last), sync (it stops and takes its "
+        "snapshot), async (it saves the snapshot meanwhile, and the sinks their part)",
     ),
     _counter("alignment_bytes_total", "operator", "what subtasks processed while they aligned"),
     _counter("inflight_bytes_total", "operator", "rows in flight that checkpoints hold"),

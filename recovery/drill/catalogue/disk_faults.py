@@ -247,21 +247,20 @@ def _refusing(
 FAULTS: tuple[DrillFault, ...] = (
     DrillFault(
         name="local-deleted",
-        summary="A file of a task-local copy, a whole copy or all copies of a host are deleted.",
+        summary="A file of a local copy, a whole copy or all copies of a host are deleted.",
         promise="The durable copy takes their place, and results are exact.",
         strike=_delete_any,
     ),
     DrillFault(
         name="local-truncated",
-        summary="A table file, MANIFEST, pointer or delta of a task-local copy is cut short.",
+        summary="A table file, MANIFEST, pointer or delta of a local copy is cut short.",
         promise="It is noticed when the copy is opened, the durable copy is used, and results are "
         "exact.",
         strike=_damaging(_truncate),
     ),
     DrillFault(
         name="local-flipped",
-        summary="One bit of a table file, MANIFEST, pointer or delta of a task-local copy is "
-        "flipped.",
+        summary="One bit of a table file, MANIFEST, pointer or delta of a local copy is flipped.",
         promise="Nothing wrong is read: it is noticed where it is needed, the durable copy is "
         "used, and results are exact.",
         strike=_damaging(_flip),

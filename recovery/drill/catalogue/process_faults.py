@@ -210,8 +210,8 @@ FAULTS: Final = (
     DrillFault(
         name="worker-frozen",
         summary="A Python process that runs tasks gets SIGSTOP, and SIGCONT some seconds later.",
-        promise="It is waited for, or given up, and then nothing of what it does counts; results "
-        "are exact.",
+        promise="Spark waits for it, or gives it up, and then nothing that it still does counts; "
+        "results are exact.",
         strike=_freeze_worker,
     ),
     DrillFault(
@@ -223,7 +223,7 @@ FAULTS: Final = (
     ),
     DrillFault(
         name="host-lost",
-        summary="All executors of a host get SIGKILL, and its task-local copies are gone.",
+        summary="All executors of a host get SIGKILL, and its local copies are gone.",
         promise="Its subtasks restore from the durable copies.",
         strike=_lose_host,
         weight=2,
