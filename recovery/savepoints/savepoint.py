@@ -127,7 +127,7 @@ class Savepoint(msgspec.Struct, frozen=True, kw_only=True):
         """What its state was taken from, for people; empty: tables, or several savepoints."""
         if self.of_job:
             return f"job {self.of_job!r}"
-        return f"a Spark query at {self.location}" if self.query_id else ""
+        return f"the query at {self.location}" if self.query_id else ""
 
     @property
     def described(self) -> str:

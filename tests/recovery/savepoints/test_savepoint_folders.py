@@ -41,7 +41,7 @@ def test_the_log_says_what_a_job_begins_with(caplog: pytest.LogCaptureFixture) -
     begun = "job clone begins with the savepoint"
     for savepoint, said in (
         (made, f"{begun} {made.id} of job {JOB!r}, after"),
-        (own, f"{begun} {made.id} of a Spark query at /spark/checkpoint, after"),
+        (own, f"{begun} {made.id} of the query at /spark/checkpoint, after"),
         (structs.replace(own, query_id=""), f"{begun} {made.id}, after"),
     ):
         caplog.clear()
