@@ -25,6 +25,7 @@ def _marks(of: Simulation, bug: PlantedBug) -> list[pytest.MarkDecorator]:
     return [] if bug.name == one else [pytest.mark.full]
 
 
+# Up to half a minute each: seeds are run until one shows the bug.
 @pytest.mark.parametrize(
     ("of", "bug"),
     [pytest.param(*one, id=f"{one[0].name}-{one[1].name}", marks=_marks(*one)) for one in EVERY],

@@ -7,6 +7,7 @@ import pytest
 from statebackend.system import user_folder_name
 from tests.spark.cluster.trial import Trial, until
 
+# One to three minutes each: every driver starts executors of its own.
 pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1800)]
 
 

@@ -9,6 +9,7 @@ import pytest
 from recovery.drill.cluster.local_cluster import LOCAL_DIR
 from tests.spark.cluster.trial import FILES, Trial, until
 
+# One to three minutes each: every driver starts executors of its own.
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from tests.support.s3 import S3
 
+# One to three minutes each: every driver starts executors of its own.
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 LARGE = {

@@ -8,6 +8,7 @@ import pytest
 
 from tests.spark.cluster.trial import FILES, LIMIT_S, Trial
 
+# One to three minutes each: every driver starts executors of its own.
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 CHECKSUM = "spark.sql.shuffle.orderIndependentChecksum"

@@ -7,6 +7,7 @@ import pytest
 from recovery.drill.cluster.live_processes import parent_of
 from tests.spark.cluster.trial import Trial, until
 
+# One to three minutes each: every driver starts executors of its own.
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 

@@ -18,6 +18,7 @@ from statebackend.tables.stored_job import find_job
 from tests.spark.cluster.trial import Trial, until
 
 # Two starts of a cluster: a driver that was killed says nothing of executors that were.
+# One to three minutes each: every driver starts executors of its own.
 pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1800)]
 
 ROWS, KEYS, PARALLELISM = 2_000, 300, 12

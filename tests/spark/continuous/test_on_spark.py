@@ -86,6 +86,7 @@ def test_a_processor_of_dataframes_gives_what_it_gives_in_micro_batches(
     check_counts(rows_of(tmp_path / "out"), truth(4000))
 
 
+# Some 20 s: two workers die at checkpoints that the source paces, and Spark starts others.
 @pytest.mark.promise
 def test_killed_workers_change_nothing_of_windows_and_counts(
     backend: Callable[[], StateBackend], tmp_path: Path, queries: list[ContinuousQuery]

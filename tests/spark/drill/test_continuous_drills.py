@@ -9,6 +9,7 @@ import pytest
 from tests.spark.drill.test_more_drills import drilled
 from tests.support.servers import server_binaries
 
+# A minute or more each: a drill starts drivers and executors of its own, and kills them.
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 JOB = "continuous-windows"

@@ -15,6 +15,7 @@ from recovery.drill.cluster.polling import until
 from recovery.drill.run.runner import run_drill
 from tests.spark.drill import jobs
 
+# A minute or more each: a drill starts drivers and executors of its own, and kills them.
 pytestmark = pytest.mark.cluster
 
 LIMIT_S = 300.0

@@ -11,6 +11,7 @@ from recovery.drill.report.drill_report import DrillReport
 from recovery.drill.run.runner import run_drill
 from tests.support.servers import server_binaries
 
+# A minute or more each: a drill starts drivers and executors of its own, and kills them.
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+# Half a minute and more: a query runs with Spark's own state first, which takes seconds a batch.
 pytestmark = pytest.mark.timeout(900)
 
 

@@ -23,6 +23,7 @@ OUTPUT = "k string, what string, said string"
 FIRST, LATER = 0, 100
 """Ids of rows of the first batch are below LATER."""
 
+# Half a minute and more: a query runs with Spark's own state first, which takes seconds a batch.
 pytestmark = pytest.mark.timeout(600)
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from tests.support.s3 import S3
 
+# Half a minute and more: a query runs with Spark's own state first, which takes seconds a batch.
 pytestmark = pytest.mark.timeout(900)
 
 

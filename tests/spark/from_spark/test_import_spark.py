@@ -40,6 +40,7 @@ CONF = {
     "spark.sql.session.timeZone": "UTC",
     "spark.log.level": "ERROR",
 }
+# Half a minute and more: a query runs with Spark's own state first, which takes seconds a batch.
 pytestmark = pytest.mark.timeout(900)
 
 BOUND_S = 400.0  # six queries of a new JVM, beside other tests

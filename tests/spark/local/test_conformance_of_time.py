@@ -120,6 +120,7 @@ def by_two_seconds(df: DataFrame) -> DataFrame:
     return counts.withColumn("window", F.col("window.end").cast("string"))
 
 
+# Half a minute: eight batches with windows behind, on Spark's own operator and on this one.
 @pytest.mark.parametrize("marked", [False, True])
 @pytest.mark.parametrize(
     ("flavour", "processor"), [("rows", Delayed()), ("pandas", DelayedFrames())]
@@ -203,6 +204,7 @@ def test_a_delayed_watermark_and_timers_survive_a_restart(both: Both) -> None:
     both.agree_but_for_empty_batches()
 
 
+# Some 20 s: with processing time Spark's own operator runs an empty batch with each trigger.
 @pytest.mark.promise
 def test_processing_time_timers_and_ttl_are_as_in_spark(both: Both) -> None:
     schema = "k string, id bigint"

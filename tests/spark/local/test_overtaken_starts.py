@@ -135,6 +135,7 @@ def left_behind(world: World) -> StateBackend:
 CALLS = 4  # as many as a start makes that goes back, or more
 
 
+# Half a minute: four starts of the query, one of them frozen.
 @pytest.mark.parametrize("number", range(1, CALLS + 1))
 @pytest.mark.parametrize("after", [False, True], ids=["before the call", "after it"])
 @pytest.mark.parametrize("dies", [False, True], ids=["thaws", "is killed"])
