@@ -86,7 +86,7 @@ THROUGHPUT = (
     ("a counter: one value a key, 100,000 keys", "counter", None, "file"),
     ("the same in pandas", "pandas", None, "file"),
     ("an event-time timer for each row", "timers", None, "file"),
-    ("maps of 100 entries, one touched a row, 100,000 keys", "map", 100_000, "file"),
+    ("maps of 100 entries, 100,000 keys; a row reads and writes one entry", "map", 100_000, "file"),
     ("the same, our store on S3", "map", 100_000, "s3"),
     ("the same maps, 10,000 keys, ten rows a key", "map", 10_000, "file"),
 )
