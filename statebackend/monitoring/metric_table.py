@@ -212,7 +212,7 @@ _STORE: Final = (
     _gauge(
         "store_unreachable_seconds",
         "",
-        "seconds since the driver's last request that succeeded, if one has failed since; else 0",
+        "seconds since a request of the driver failed, if none has succeeded since then; else 0",
     ),
 )
 _CHECKPOINTS: Final = (
