@@ -36,9 +36,9 @@ code. Then it says what happened, and what to do next. The error has these parts
 
 [When something is wrong](../howto/repair.md#by-code) says what to do about the codes of running queries.
 
-If a running query fails, `awaitTermination()` raises Spark's `StreamingQueryException`, and not a class of this table.
-Its text begins with the code, too. Its attribute `error` is the error of this table. Its attribute `whole` has Spark's
-own text, with the stacks and the plan.
+If a running streaming query fails, `awaitTermination()` raises Spark's `StreamingQueryException`, and not a class of this
+table. Its text begins with the code, too. Its attribute `error` is the error of this table. Its attribute `whole` has
+Spark's own text, with the stacks and the plan. A continuous job raises the error of this table itself.
 
 {digits}
 

@@ -30,7 +30,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         int,
         "how many subtasks an operator has (0: with job= as many as in its last run; else, and at "
         "the first start, spark.sql.shuffle.partitions if that is set, or the number of Spark's "
-        "cores)",
+        "cores; a continuous job takes the cores)",
         parallelism,
         "0 to 32768",
     ),

@@ -275,13 +275,10 @@ class StorePool:
             asker = self._listener.accept()
             if asker is None:
                 continue
-            try:
-                with asker, contextlib.suppress(OSError, ValueError):  # whatever was said to us
-                    asker.settimeout(_TICK_S)
-                    path = Path(asker.recv(_LINE_BYTES).decode())
-                    asker.sendall(b"free" if self._hand_over(path) else b"busy")
-            except Exception:  # the next one is answered nevertheless
-                _log.exception("a local store could not be handed over")
+            with asker, contextlib.suppress(OSError, ValueError):  # whatever was said to us
+                asker.settimeout(_TICK_S)
+                path = Path(asker.recv(_LINE_BYTES).decode())
+                asker.sendall(b"free" if self._hand_over(path) else b"busy")
 
     def _hand_over(self, path: Path) -> bool:
         """Close a store that somebody asked for; False where it is in use, or not ours."""
@@ -326,8 +323,10 @@ def _at_exit(pid: int, store_pool: StorePool) -> None:
 def _let_go(held: StoreDirectory) -> None:
     try:
         held.release()
-    except StateBackendError as error:  # marked bad by release()
+    except StateBackendError as error:  # a damaged one is marked bad by release()
         _log.warning("a local store could not be closed well: %s", error)
+    except Exception:  # its lease is free, and the others are let go nevertheless
+        _log.exception("a local store could not be closed")
 
 
 def ask_for(path: Path, timeout_s: float) -> bool:

@@ -212,7 +212,8 @@ _STORE: Final = (
     _gauge(
         "store_unreachable_seconds",
         "",
-        "seconds since a request of the driver failed, if none has succeeded since then; else 0",
+        "seconds since the first request of the driver that the store did not answer; 0 once it "
+        "has answered again",
     ),
 )
 _CHECKPOINTS: Final = (

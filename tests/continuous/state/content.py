@@ -185,10 +185,11 @@ def _simulate(seed: int, bug: PlantedBug | None) -> Result:
             result.violations.append((wrong.checker, wrong.what))
         except StateBackendError as error:
             result.violations.append(("error", str(error)))
+        finally:
+            with contextlib.suppress(StateBackendError):
+                trial.job.crash()
+            close_stores()
         result.counts = trial.counts
-        with contextlib.suppress(StateBackendError):
-            trial.job.crash()
-        close_stores()
     return result
 
 

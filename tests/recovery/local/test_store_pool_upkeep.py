@@ -191,7 +191,7 @@ def test_a_store_that_cannot_be_flushed_is_not_used_again(
         other.release()
 
 
-def test_an_error_that_nobody_expects_does_not_end_the_handing_over(
+def test_a_store_that_fails_to_close_in_a_way_nobody_expects_is_let_go_and_so_are_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(self: RocksStore) -> None:
@@ -205,8 +205,12 @@ def test_an_error_that_nobody_expects_does_not_end_the_handing_over(
             local.give_back(held)
         with monkeypatch.context() as patched:
             patched.setattr(RocksStore, "close", broken)
-            assert not ask_for(first.path, TIMEOUT_S)
+            assert ask_for(first.path, TIMEOUT_S)
         assert ask_for(second.path, TIMEOUT_S)
+        for number, held in enumerate((first, second)):  # nobody has their leases
+            again, reason = subtask(tmp_path, None, number).acquire(0)
+            assert (again.path, reason) == (held.path, "")
+            again.release()
 
 
 def test_a_store_that_another_has_taken_over_from_is_let_go_when_its_turn_comes(

@@ -20,7 +20,6 @@ ROOT = Path(__file__).parents[3]
 JOB = "tests.spark.cluster.lookuperasejob"
 
 # A driver and two executors of its own, and two starts of a query: 45 s.
-# One to three minutes each: every driver starts executors of its own.
 pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1200)]
 
 
