@@ -28,9 +28,9 @@ SETTINGS: Final[dict[str, Setting]] = {
         "parallelism",
         0,
         int,
-        "how many subtasks an operator has (0: with job= as many as in its last run; else, and at "
-        "the first start, spark.sql.shuffle.partitions if that is set, or the number of Spark's "
-        "cores; a continuous job takes the cores)",
+        "how many subtasks an operator has. 0: as many as in the last run of a job that has a name "
+        "(job=); otherwise spark.sql.shuffle.partitions if that is set, or the number of Spark's "
+        "cores. A continuous job takes the cores",
         parallelism,
         "0 to 32768",
     ),

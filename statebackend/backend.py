@@ -74,11 +74,12 @@ class StateBackend(FrameMaker, StartedQuery):
             ``spark.statebackend.uri``) the state lies in the query's checkpoint location.
         job: a name under it, if there is to be one query only. Without it a query's job follows
             from its checkpoint location, and the backend may have several queries.
-        local_dir: directory for task-local copies on each executor's host; may name environment
+        local_dir: folder for local copies on each executor's host; may name environment
             variables of the executor (``$TMPDIR/state``). Default: a folder ``statebackend-<user>``
             in the executor's first Spark local directory.
-        parallelism: subtasks per operator; default: ``spark.sql.shuffle.partitions`` if that is
-            set, else as many as Spark has cores.
+        parallelism: subtasks per operator. Default: as in the last run of a job with a name;
+            otherwise ``spark.sql.shuffle.partitions`` if that is set, or as many as Spark has
+            cores. A continuous job takes the cores.
         max_parallelism: key groups, fixed for the job's life; default: by Flink's formula, or 1,024
             without ``job``.
         commit: ``"sync"`` (the default): what Spark has committed is durable. ``"async"``: the

@@ -208,7 +208,7 @@ _STORE: Final = (
         "requests that failed. That an object is not there is no failure",
     ),
     _counter("store_transferred_bytes_total", "place verb", "what was sent or received"),
-    _counter("store_retries_total", "place", "repeated tries of calls to S3: the first is not one"),
+    _counter("store_retries_total", "place", "tries of calls to S3, without each call's first"),
     _gauge(
         "store_unreachable_seconds",
         "",
